@@ -1,0 +1,1 @@
+"""Labour on a node: processes that run collectives and generation for a coordinator."""

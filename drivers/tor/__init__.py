@@ -1,0 +1,1 @@
+"""Route steering on electrical top-of-rack switches."""

@@ -1,0 +1,1 @@
+"""The worlds behind one protocol."""

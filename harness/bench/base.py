@@ -1,0 +1,65 @@
+"""One protocol for the three worlds: what the orchestrator may ask of a bench.
+
+A bench hands out connected agents, switches that can be read and applied, and ToRs that can be
+steered. All verbs are coroutines with limits of their own; none of them decides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, TypeVar
+
+from drivers.base import Applied, Delta, Identity, Matching
+from drivers.tor.base import Route
+from harness.clock import Clock
+from harness.fabric.topology import Topology
+from harness.wire.messages import Message
+from harness.wire.timesync import ClockFit
+
+R = TypeVar("R", bound=Message)
+
+
+class SwitchHandle(Protocol):
+    """One switch behind its own worker thread: a call never blocks the event loop."""
+
+    name: str
+
+    async def identify(self) -> Identity:
+        """Ask who it is."""
+
+    async def read(self) -> Matching:
+        """Read the part of the map that is ours."""
+
+    async def apply(self, wanted: Matching) -> Applied:
+        """Make `wanted` our part of the map, verified by read-back; foreign circuits stay."""
+
+    async def wait_for_light(self, egress: tuple[int, ...]) -> int | None:
+        """Wait until all of `egress` is lit; return the stamp, or None where it cannot be measured."""
+
+    def preview(self, delta: Delta) -> list[str]:
+        """Return the command lines that a change would send."""
+
+
+class Bench(Protocol):
+    """A running bench, entered with ``async with``; leaving it stops all that it started."""
+
+    world: str
+    topology: Topology
+    clock: Clock
+    notes: tuple[str, ...]
+    """What a reader of the results must know first."""
+    switches: Mapping[str, SwitchHandle]
+    clocks: Mapping[str, ClockFit]
+    """Per agent, the mapping of its clock onto the coordinator's, with its bound."""
+
+    async def ask(self, agent: str, body: Message, reply: type[R], timeout_ns: int) -> R:
+        """Send one command to one agent and return its answer.
+
+        Raises `AgentLost` when it stops answering and `StepFailed` when it answers `Failure`.
+        """
+
+    async def steer(self, wanted: Mapping[str, frozenset[Route]]) -> None:
+        """Make these the steering routes of these ToRs."""
+
+    async def store_address(self) -> str:
+        """Return ``HOST:PORT`` of the TCPStore, owned outside the ranks."""

@@ -1,0 +1,1 @@
+"""RFabric: where circuits go. Pure functions of a topology."""

@@ -1,0 +1,1 @@
+"""What exists, what is asked, what is recorded: frozen values with strict parsing at the edge."""

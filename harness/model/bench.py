@@ -1,0 +1,112 @@
+"""The bench file: what exists. Pods, nodes, ToRs, switches, cables and the electrical path.
+
+A *cable* joins one ToR uplink to one fibre pair of a switch: ``"tor0:u1" = "agg0:1"`` lands the
+uplink's transmit fibre on ingress port 1 and its receive fibre on the egress port of the same
+ordinal (N+1 on an N x N unit whose egress ports start at N+1); ``"agg0:1/20"`` names the egress
+port outright.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all that is read from a file: frozen, keyword-only, unknown keys refused."""
+
+
+class Node(Strict):
+    """A server with one agent. `address` is its address on the data network.
+
+    Emulated benches need `tor` only (addresses and interfaces are made); a live one states `host`
+    (where to start or expect the agent), `interface` and `address`.
+    """
+
+    tor: str
+    pod: Literal["train", "generate"] = "train"
+    host: str = ""
+    interface: str = ""
+    address: str = ""
+    gpus: int = 0
+
+
+class Tor(Strict):
+    """A top-of-rack switch; uplinks are ``u1`` .. ``u<uplinks>``.
+
+    `driver` says how routes are steered on it. ``"none"``: the fabric steers by itself (a circuit
+    that is lit is used), and the stages *steered away* and *steered back* are not stamped.
+    """
+
+    uplinks: int = 2
+    driver: Literal["netlink", "none"] = "none"
+
+
+class EmulatedUnit(Strict):
+    """How the emulator of a switch behaves; ignored in a live world."""
+
+    ports: int = 16
+    switch_ms: float = 25.0
+    switch_sd_ms: float = 0.0
+    answer_ms: float = 0.0
+    insertion_loss_db: float = 1.2
+    averaging: int = 1
+    failed_ports: tuple[int, ...] = ()
+    deny_ports: tuple[int, ...] = ()
+    die_on_command: int = 0
+    cut_reply: int = 0
+    lose_reply: int = 0
+
+
+class Switch(Strict):
+    """An optical circuit switch: how to reach it, and which of its ports are ours.
+
+    `url` is the device's in a live world. In an emulated one it says which line to emulate
+    (``serial://``, ``tcp://`` or ``ssh://``, with ``?baud=`` for serial); host and port are made.
+    `ports` lists ingress and egress numbers, ranges allowed: ``"1-8,17-24"``.
+    Secrets: `password_env` names an environment variable, `password_file` a file with mode 0600;
+    with neither, SSH keys (`key_file`, or the agent) are used.
+    """
+
+    driver: Literal["polatis-scpi", "polatis-tl1"]
+    url: str
+    ports: str
+    tier: Literal["aggregation", "core"] = "aggregation"
+    known_hosts: str = ""
+    password_env: str = ""
+    password_file: str = ""
+    key_file: str = ""
+    exchange_timeout_s: float = 5.0
+    apply_timeout_s: float = 30.0
+    light_floor_dbm: float = -25.0
+    light_timeout_s: float = 2.0
+    emulate: EmulatedUnit = EmulatedUnit()
+
+
+class Links(Strict):
+    """Rates of the emulated network: every host port and every circuit carries `link_mbit_per_s`.
+
+    The electrical path between ToRs carries the sum of a ToR's host links divided by
+    `oversubscription`. `nic_hold_ms` is how long a port stays down after its light returns.
+    """
+
+    link_mbit_per_s: float = 1000.0
+    oversubscription: float = 4.0
+    nic_hold_ms: float = 0.0
+
+
+class Bench(Strict):
+    """A whole bench. See the module docstring for `cables`."""
+
+    name: str
+    world: Literal["live", "emulated", "simulated"]
+    nodes: dict[str, Node]
+    tors: dict[str, Tor] = {}
+    switches: dict[str, Switch] = {}
+    cables: dict[str, str] = {}
+    links: Links = Links()
+    launcher: Literal["namespaces", "local", "manual"] = "manual"
+    listen: str = ""
+    """``HOST:PORT`` on which the coordinator of a live bench waits for its agents."""
+    max_wait_s: float = 60.0

@@ -1,0 +1,96 @@
+"""The scenario file: what is asked. A question, shapes of circuits, steps and checks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from harness.model.bench import Strict
+
+Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"]
+Dtype = Literal["float32", "float16", "bfloat16", "int32"]
+
+
+class Shape(Strict):
+    """A named arrangement of circuits between ToRs, either by template or listed.
+
+    `ring`: every ToR joined to its two neighbours, edges dealt to the switches in turn, starting
+    with the switch at index `rotate`. `pairs`: round `rotate` of a 1-factorisation on every
+    switch (disjoint pairs). `dark`: no circuit. `circuits` lists them outright:
+    ``["tor0-tor1@agg0"]``. An edge that no switch can serve stays electrical, and the plan says so.
+    """
+
+    template: Literal["ring", "pairs", "dark", "listed"] = "listed"
+    rotate: int = 0
+    circuits: tuple[str, ...] = ()
+
+
+class Collectives(Strict, tag_field="do", tag="collectives"):
+    """Time collectives over the path in force, as nccl-tests does.
+
+    `group`: all nodes, every disjoint pair (`pairs`), or the ends of each circuit (`circuits`).
+    `path` is a label in the metric's name and checked against the truth: ``electrical`` requires
+    that no circuit is steered to, any other value names the shape that is up.
+    """
+
+    ops: tuple[Op, ...] = ("all_reduce",)
+    sizes: tuple[str, ...] = ("1MiB",)
+    dtype: Dtype = "float32"
+    iterations: int = 20
+    warmup: int = 5
+    group: Literal["all", "pairs", "circuits"] = "all"
+    verify: bool = True
+    timeout_s: float = 60.0
+
+
+class Shift(Strict, tag_field="do", tag="shape"):
+    """Bring a shape up (or take all circuits down) with no traffic running."""
+
+    shape: str
+
+
+class Reconfigure(Strict, tag_field="do", tag="reconfigure"):
+    """Change shape under traffic, `count` times, through `shapes` in turn.
+
+    Traffic is one collective in a loop. With `ride_through` it is not drained, which shows what
+    draining saves. With `groups = "rebuild"` communicators are destroyed before the switch and
+    made anew after it. `window_ms` is the longest dark time that pays; a switch whose expected
+    time exceeds it is not made, the traffic stays electrical, and the run says so (0: no limit).
+    """
+
+    shapes: tuple[str, ...]
+    count: int = 10
+    op: Op = "all_reduce"
+    size: str = "1MiB"
+    dtype: Dtype = "float32"
+    ride_through: bool = False
+    groups: Literal["keep", "rebuild"] = "keep"
+    window_ms: float = 0.0
+    rest_ms: float = 200.0
+    """Traffic between two reconfigurations, from steady to the next intent."""
+    steady_within_pct: float = 10.0
+    timeout_s: float = 60.0
+
+
+class Check(Strict):
+    """A limit on a metric of the run. With `ratio_to`, on the ratio of two metrics' values."""
+
+    metric: str
+    stat: Literal["value", "p50", "p95", "p99", "min", "max"] = "value"
+    ratio_to: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+
+
+class Scenario(Strict):
+    """A whole scenario. `nccl_env` is limited to the allow-list of the collectives module."""
+
+    question: str
+    bench: str = ""
+    """Path of the default bench file, relative to this file."""
+    seed: int = 0
+    repeats: int = 1
+    timeout_s: float = 600.0
+    shapes: dict[str, Shape] = {}
+    steps: tuple[Collectives | Shift | Reconfigure, ...]
+    checks: tuple[Check, ...] = ()
+    nccl_env: dict[str, str] = {}

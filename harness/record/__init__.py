@@ -1,0 +1,1 @@
+"""Consumers of documents: journal, store, summary, report."""
