@@ -81,7 +81,7 @@ class Check(Strict):
     at_most: float | None = None
 
 
-class Scenario(Strict):
+class Scenario(Strict, kw_only=True):
     """A whole scenario. `nccl_env` is limited to the allow-list of the collectives module."""
 
     question: str
