@@ -228,11 +228,13 @@ class Resume(Message, tag="resume"):
 
 
 class Resumed(Message, tag="resumed"):
-    """Per local rank: end of the first iteration after the resume, and when it was steady (or 0).
+    """Per local rank: when it went on, end of its first iteration, when it was steady (or 0).
 
     `longest_ns`: the longest single iteration since the hold (or the watch): the stall felt.
+    With `watch_only`, `released_ns` is when the watch began.
     """
 
+    released_ns: dict[int, int]
     first_good_ns: dict[int, int]
     steady_ns: dict[int, int]
     longest_ns: dict[int, int]
