@@ -1,0 +1,91 @@
+"""Ports, cables and circuits as a person writes them, and as values.
+
+Pure. Every function raises `ValueError` with one line that says what is wrong and what would be
+right; `harness.model.load` adds the file and the key.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+PORT_MAX = 65_535
+"""Above any unit on the market; keeps a mistyped range from filling memory."""
+
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+_NEAR = re.compile(r"([^:@/\s]+):u(\d{1,9})", re.ASCII)
+_FAR = re.compile(r"([^:@/\s]+):(\d{1,9})(?:/(\d{1,9}))?", re.ASCII)
+_CIRCUIT = re.compile(r"([^-@:/\s]+)-([^-@:/\s]+)@([^@:/\s]+)")
+
+
+@dataclass(frozen=True)
+class Cable:
+    """One ToR uplink on one fibre pair of a switch.
+
+    `egress` is None where the file leaves it to the unit: the port of the same ordinal.
+    """
+
+    tor: str
+    uplink: str
+    switch: str
+    ingress: int
+    egress: int | None
+
+
+def parse_ports(text: str) -> frozenset[int]:
+    """Parse ``"1-8,17-24"`` into port numbers. Raises `ValueError` on anything else."""
+    ports: set[int] = set()
+    for part in text.split(","):
+        found = _RANGE.fullmatch(part.strip())
+        if not found:
+            raise ValueError(f'{part.strip()!r} is not a port or a range such as "1-8,17-24"')
+        first = int(found[1])
+        last = int(found[2] or found[1])
+        if not 1 <= first <= last <= PORT_MAX:
+            raise ValueError(f"{part.strip()!r}: ports count from 1 and ranges go upwards")
+        both = ports.intersection(range(first, last + 1))
+        if both:
+            raise ValueError(f"port {min(both)} is listed twice")
+        ports.update(range(first, last + 1))
+    return frozenset(ports)
+
+
+def parse_cable(near: str, far: str) -> Cable:
+    """Parse one row of `cables`: ``"tor0:u1"`` and ``"agg0:1"`` or ``"agg0:1/20"``."""
+    ours = _NEAR.fullmatch(near)
+    if not ours or not int(ours[2]):
+        raise ValueError('the left side is a ToR and its uplink, such as "tor0:u1"')
+    theirs = _FAR.fullmatch(far)
+    if not theirs or not int(theirs[2]) or (theirs[3] and not int(theirs[3])):
+        raise ValueError(
+            'the right side is a switch and its ingress port, such as "agg0:1", or both ports, '
+            'such as "agg0:1/17"'
+        )
+    return Cable(
+        tor=ours[1],
+        uplink=f"u{int(ours[2])}",
+        switch=theirs[1],
+        ingress=int(theirs[2]),
+        egress=int(theirs[3]) if theirs[3] else None,
+    )
+
+
+def parse_circuit(text: str) -> tuple[str, str, str]:
+    """Parse a listed circuit ``"tor0-tor1@agg0"`` into (ToR, ToR, switch)."""
+    found = _CIRCUIT.fullmatch(text)
+    if not found:
+        raise ValueError('a circuit is two ToRs and a switch, such as "tor0-tor1@agg0"')
+    if found[1] == found[2]:
+        raise ValueError(f"{found[1]} cannot be joined to itself")
+    return found[1], found[2], found[3]
+
+
+def format_ports(ports: frozenset[int]) -> str:
+    """Write port numbers as `parse_ports` reads them: ``"1-8,17-24"``."""
+    runs: list[list[int]] = []
+    for port in sorted(ports):
+        if runs and runs[-1][1] == port - 1:
+            runs[-1][1] = port
+        else:
+            runs.append([port, port])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
