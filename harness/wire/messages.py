@@ -40,7 +40,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 # -- meeting ---------------------------------------------------------------------------------
 
 
-class Hello(Message, tag="hello"):
+class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     """Agent to coordinator, first. `facts` are versions and hardware found on the node."""
 
     version: tuple[int, int]
@@ -51,30 +51,32 @@ class Hello(Message, tag="hello"):
     facts: dict[str, str]
 
 
-class Welcome(Message, tag="welcome"):
+class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     """The agent is in. It must beat at `beat_ns`, and ends itself after `lost_ns` of silence."""
 
     beat_ns: int
     lost_ns: int
+    pulse_port: int
+    """Port of the coordinator's second socket: heartbeats and clock probes, nothing else."""
 
 
-class Refusal(Message, tag="refusal"):
+class Refusal(Message, frozen=True, kw_only=True, tag="refusal"):
     """The agent is not in (version, unknown name, name already taken): it exits with the reason."""
 
     reason: str
 
 
-class Shutdown(Message, tag="shutdown"):
+class Shutdown(Message, frozen=True, kw_only=True, tag="shutdown"):
     """Stop all work, answer `Done`, exit."""
 
 
-class Done(Message, tag="done"):
+class Done(Message, frozen=True, kw_only=True, tag="done"):
     """It is done; `t_ns` on the agent's clock."""
 
     t_ns: int
 
 
-class Failure(Message, tag="failure"):
+class Failure(Message, frozen=True, kw_only=True, tag="failure"):
     """It failed. `error` is a short class name, `ranks` those at fault where they are known."""
 
     error: str
@@ -82,7 +84,7 @@ class Failure(Message, tag="failure"):
     ranks: tuple[int, ...] = ()
 
 
-class Note(Message, tag="note"):
+class Note(Message, frozen=True, kw_only=True, tag="note"):
     """Unasked news from an agent, journaled by the coordinator: a rank died, a line of log."""
 
     level: str
@@ -94,9 +96,9 @@ class Note(Message, tag="note"):
 
 
 class Groups(msgspec.Struct, frozen=True, kw_only=True):
-    """How ranks meet. `store` is ``HOST:PORT`` of the coordinator's TCPStore; `generation` its prefix.
+    """How ranks meet.
 
-    `interface` is the node's data interface. `backend` "auto" is NCCL when the node has GPUs, else
+    `store` is ``HOST:PORT`` of the coordinator's TCPStore, `generation` its prefix. `interface` is the node's data interface. `backend` "auto" is NCCL when the node has GPUs, else
     gloo. `subgroups` are lists of global ranks; the group of all ranks always exists.
     """
 
@@ -109,7 +111,7 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
     timeout_ns: int
 
 
-class StartRanks(Message, tag="start_ranks"):
+class StartRanks(Message, frozen=True, kw_only=True, tag="start_ranks"):
     """Start one child process per rank and make its groups. Answer: `RanksReady`."""
 
     ranks: tuple[int, ...]
@@ -117,7 +119,7 @@ class StartRanks(Message, tag="start_ranks"):
     nccl_env: dict[str, str] = {}
 
 
-class RanksReady(Message, tag="ranks_ready"):
+class RanksReady(Message, frozen=True, kw_only=True, tag="ranks_ready"):
     """`ready_ns`: when the last local rank had its groups, by (empty) barrier. pids by rank."""
 
     ready_ns: int
@@ -127,24 +129,24 @@ class RanksReady(Message, tag="ranks_ready"):
     """NCCL's (and gloo's) variables as they stand in the rank, allow-listed names only."""
 
 
-class DestroyGroups(Message, tag="destroy_groups"):
+class DestroyGroups(Message, frozen=True, kw_only=True, tag="destroy_groups"):
     """Resident ranks destroy their communicators. Answer: `Done` with the last one's stamp."""
 
 
-class MakeGroups(Message, tag="make_groups"):
+class MakeGroups(Message, frozen=True, kw_only=True, tag="make_groups"):
     """Resident ranks make their groups anew under a fresh generation. Answer: `RanksReady`."""
 
     groups: Groups
 
 
-class StopRanks(Message, tag="stop_ranks"):
+class StopRanks(Message, frozen=True, kw_only=True, tag="stop_ranks"):
     """Kill the ranks' process groups and verify that they are gone. Answer: `Done`."""
 
 
 # -- collectives -----------------------------------------------------------------------------
 
 
-class RunCollective(Message, tag="run_collective"):
+class RunCollective(Message, frozen=True, kw_only=True, tag="run_collective"):
     """Time one operation at one size, in every subgroup at once (or in the group of all).
 
     `subgroups`: an index into `Groups.subgroups` is implied by membership; empty = group of all.
@@ -172,7 +174,7 @@ class RankSamples(msgspec.Struct, frozen=True, kw_only=True):
     """Wrong elements after the timed iterations; None when not verified."""
 
 
-class Samples(Message, tag="samples"):
+class Samples(Message, frozen=True, kw_only=True, tag="samples"):
     """The local ranks' samples."""
 
     ranks: tuple[RankSamples, ...]
@@ -181,8 +183,8 @@ class Samples(Message, tag="samples"):
 # -- traffic: one collective in a loop, that can be held at an agreed iteration ----------------
 
 
-class StartTraffic(Message, tag="start_traffic"):
-    """Loop the operation until held. Answer `Done` once every local rank has ended one iteration."""
+class StartTraffic(Message, frozen=True, kw_only=True, tag="start_traffic"):
+    """Loop the operation until held. Answer: `Done`, once each local rank has ended an iteration."""
 
     op: Op
     size_bytes: int
@@ -190,17 +192,17 @@ class StartTraffic(Message, tag="start_traffic"):
     timeout_ns: int
 
 
-class Hold(Message, tag="hold"):
+class Hold(Message, frozen=True, kw_only=True, tag="hold"):
     """Let no rank begin a further iteration without leave. Answered at once: `Held`."""
 
 
-class Held(Message, tag="held"):
+class Held(Message, frozen=True, kw_only=True, tag="held"):
     """Iterations entered so far by each local rank (exact: taken under the rank's own lock)."""
 
     entered: dict[int, int]
 
 
-class StopAt(Message, tag="stop_at"):
+class StopAt(Message, frozen=True, kw_only=True, tag="stop_at"):
     """Go on through iteration `iteration` (the largest `entered` of all ranks), then stand still.
 
     Answer: `Quiesced`, when the last local rank stands. A rank found beyond it is a `Failure`.
@@ -209,13 +211,13 @@ class StopAt(Message, tag="stop_at"):
     iteration: int
 
 
-class Quiesced(Message, tag="quiesced"):
+class Quiesced(Message, frozen=True, kw_only=True, tag="quiesced"):
     """`last_good_ns`: end of each local rank's last iteration, on the agent's clock."""
 
     last_good_ns: dict[int, int]
 
 
-class Resume(Message, tag="resume"):
+class Resume(Message, frozen=True, kw_only=True, tag="resume"):
     """Go on. Answer: `Resumed`, once every local rank is steady again (or the deadline passes).
 
     Steady: the first of three consecutive iterations each within `within_pct` of `reference_ns`.
@@ -227,7 +229,7 @@ class Resume(Message, tag="resume"):
     watch_only: bool = False
 
 
-class Resumed(Message, tag="resumed"):
+class Resumed(Message, frozen=True, kw_only=True, tag="resumed"):
     """Per local rank: when it went on, end of its first iteration, when it was steady (or 0).
 
     `longest_ns`: the longest single iteration since the hold (or the watch): the stall felt.
@@ -240,26 +242,26 @@ class Resumed(Message, tag="resumed"):
     longest_ns: dict[int, int]
 
 
-class TrafficSoFar(Message, tag="traffic_so_far"):
+class TrafficSoFar(Message, frozen=True, kw_only=True, tag="traffic_so_far"):
     """Ask for the durations of the last `last` iterations. Answer: `TrafficTimes`."""
 
     last: int = 50
 
 
-class TrafficTimes(Message, tag="traffic_times"):
+class TrafficTimes(Message, frozen=True, kw_only=True, tag="traffic_times"):
     """Iteration durations per local rank, oldest first."""
 
     times_ns: dict[int, tuple[int, ...]]
 
 
-class EndTraffic(Message, tag="end_traffic"):
+class EndTraffic(Message, frozen=True, kw_only=True, tag="end_traffic"):
     """End the loop of ranks that stand still (after `StopAt`). Answer: `Done`."""
 
 
 # -- beacons: what is lit, and with whom -------------------------------------------------------
 
 
-class StartBeacons(Message, tag="start_beacons"):
+class StartBeacons(Message, frozen=True, kw_only=True, tag="start_beacons"):
     """Send a numbered beacon out of each device every `interval_ns`, and listen on each. `Done`.
 
     Beacons are link-local multicast UDP: they need no route and tell whoever is at the other end.
@@ -269,9 +271,12 @@ class StartBeacons(Message, tag="start_beacons"):
     interval_ns: int
 
 
-class Heard(Message, tag="heard"):
-    """Ask what was heard. With `expect` (device -> "node:device"), answered as soon as every
-    expected far end was heard after `since_ns`, or at the deadline. Answer: `Beacons`."""
+class Heard(Message, frozen=True, kw_only=True, tag="heard"):
+    """Ask what was heard. Answer: `Beacons`.
+
+    With `expect` (device -> "node:device"), answered as soon as every expected far end was heard
+    after `since_ns`, or at the deadline.
+    """
 
     since_ns: int
     expect: dict[str, str] = {}
@@ -288,7 +293,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
     after: str
 
 
-class Beacons(Message, tag="beacons"):
+class Beacons(Message, frozen=True, kw_only=True, tag="beacons"):
     """`last`: far end heard last per device; `first_ns`: first beacon from it after `since_ns`."""
 
     last: dict[str, str]
@@ -299,7 +304,7 @@ class Beacons(Message, tag="beacons"):
     received: dict[str, int]
 
 
-class StopBeacons(Message, tag="stop_beacons"):
+class StopBeacons(Message, frozen=True, kw_only=True, tag="stop_beacons"):
     """Stop sending and listening. Answer: `Beacons` since the start."""
 
 
