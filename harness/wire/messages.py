@@ -271,15 +271,13 @@ class StartBeacons(Message, frozen=True, kw_only=True, tag="start_beacons"):
     interval_ns: int
 
 
-class Heard(Message, frozen=True, kw_only=True, tag="heard"):
-    """Ask what was heard. Answer: `Beacons`.
-
-    With `expect` (device -> "node:device"), answered as soon as every expected far end was heard
-    after `since_ns`, or at the deadline.
-    """
+class Heard(Message, tag="heard"):
+    """Ask what was heard. With `expect` (device -> "node:device"), answered as soon as every
+    expected far end was heard after `since_ns`, or after `wait_ns`. Answer: `Beacons`."""
 
     since_ns: int
     expect: dict[str, str] = {}
+    wait_ns: int = 0
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
