@@ -13,7 +13,7 @@ from drivers.base import Applied, Delta, Identity, Matching
 from drivers.tor.base import Route
 from harness.clock import Clock
 from harness.fabric.topology import Topology
-from harness.wire.messages import Message
+from harness.wire.messages import Hello, Message, Note
 from harness.wire.timesync import ClockFit
 
 R = TypeVar("R", bound=Message)
@@ -36,6 +36,10 @@ class SwitchHandle(Protocol):
     async def wait_for_light(self, egress: tuple[int, ...]) -> int | None:
         """Wait until all of `egress` is lit; return the stamp, or None where it cannot be measured."""
 
+    waited_ns: int
+    """Time spent so far blocked on the device's line."""
+    typical_switch_ns: int
+
     def preview(self, delta: Delta) -> list[str]:
         """Return the command lines that a change would send."""
 
@@ -49,8 +53,12 @@ class Bench(Protocol):
     notes: tuple[str, ...]
     """What a reader of the results must know first."""
     switches: Mapping[str, SwitchHandle]
+    hellos: Mapping[str, Hello]
+    """Per connected agent, what it said of itself. Nodes always have one; ToRs may."""
     clocks: Mapping[str, ClockFit]
     """Per agent, the mapping of its clock onto the coordinator's, with its bound."""
+    store: str
+    """``HOST:PORT`` of the ranks' rendezvous store, owned outside the ranks."""
 
     async def ask(self, agent: str, body: Message, reply: type[R], timeout_ns: int) -> R:
         """Send one command to one agent and return its answer.
@@ -58,8 +66,13 @@ class Bench(Protocol):
         Raises `AgentLost` when it stops answering and `StepFailed` when it answers `Failure`.
         """
 
+    async def ask_all(
+        self, bodies: Mapping[str, Message], reply: type[R], timeout_ns: int
+    ) -> dict[str, R]:
+        """Ask several agents at once; all answers, or one error that names every agent at fault."""
+
     async def steer(self, wanted: Mapping[str, frozenset[Route]]) -> None:
         """Make these the steering routes of these ToRs."""
 
-    async def store_address(self) -> str:
-        """Return ``HOST:PORT`` of the TCPStore, owned outside the ranks."""
+    async def news(self) -> tuple[str, Note]:
+        """Wait for the next unasked note of an agent: (agent, note)."""
