@@ -98,8 +98,9 @@ class Note(Message, frozen=True, kw_only=True, tag="note"):
 class Groups(msgspec.Struct, frozen=True, kw_only=True):
     """How ranks meet.
 
-    `store` is ``HOST:PORT`` of the coordinator's TCPStore, `generation` its prefix. `interface` is the node's data interface. `backend` "auto" is NCCL when the node has GPUs, else
-    gloo. `subgroups` are lists of global ranks; the group of all ranks always exists.
+    `store` is ``HOST:PORT`` of the coordinator's TCPStore, `generation` its prefix. `interface` is
+    the node's data interface. `backend` "auto" is NCCL when the node has GPUs, else gloo.
+    `subgroups` are lists of global ranks; the group of all ranks always exists.
     """
 
     generation: int
@@ -184,7 +185,7 @@ class Samples(Message, frozen=True, kw_only=True, tag="samples"):
 
 
 class StartTraffic(Message, frozen=True, kw_only=True, tag="start_traffic"):
-    """Loop the operation until held. Answer: `Done`, once each local rank has ended an iteration."""
+    """Loop the operation until held. Answer: `Done` once each local rank ended one iteration."""
 
     op: Op
     size_bytes: int
