@@ -1,0 +1,76 @@
+"""A run told as it happens: one line a document, in colour on a terminal and plain elsewhere.
+
+It is fed the journal's own documents, so what a person sees is what is recorded. Times are seconds
+since the start of the run, on the coordinator's clock.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+import click
+
+from harness.clock import NS_PER_S
+from harness.model.documents import Descriptor, Document, Event, Start, Stop
+
+Data = Mapping[str, Any]
+Units = Mapping[str, str]
+
+
+class Progress:
+    """Writes documents to `stream` (standard output); call it with each one, in order."""
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        self._stream = sys.stdout if stream is None else stream
+        self._start_ns = 0
+        self._units: dict[str, Units] = {}
+
+    def __call__(self, document: Document) -> None:
+        """Tell one document, if it has something to tell."""
+        match document:
+            case Start():
+                self._start_ns = document.t_ns
+                self._line(document.t_ns, f"run {document.run} on bench {document.bench}", "cyan")
+                for note in document.notes:
+                    self._line(document.t_ns, note, "yellow")
+            case Descriptor():
+                units = {name: field.unit for name, field in document.fields.items()}
+                self._units[document.stream] = units
+            case Event():
+                tell = TELL.get(document.stream, plainly)
+                if said := tell(document.data, self._units.get(document.stream, {})):
+                    self._line(document.t_ns, f"{document.stream:<11} {said}")
+            case Stop():
+                said = f"{document.status}{f': {document.reason}' if document.reason else ''}"
+                self._line(document.t_ns, said, "green" if document.status == "passed" else "red")
+
+    def _line(self, t_ns: int, text: str, colour: str | None = None) -> None:
+        """Write one line; colours reach terminals only."""
+        stamp = f"{(t_ns - self._start_ns) / NS_PER_S:8.3f} s  "
+        click.echo(click.style(stamp, dim=True) + click.style(text, fg=colour), file=self._stream)
+        self._stream.flush()
+
+
+def plainly(data: Data, units: Units) -> str:
+    """Tell an event of which nothing is known but its descriptor: ``rank 3, took_ms 1.25 ms``."""
+    return ", ".join(
+        f"{name} {number(value)}{f' {units[name]}' if units.get(name) else ''}"
+        for name, value in data.items()
+        if isinstance(value, str | int | float)
+    )
+
+
+def number(value: object) -> str:
+    """Write floats with four significant digits, everything else as it is."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _note(data: Data, _: Units) -> str:
+    level = "" if data["level"] == "info" else f"{data['level']}: "
+    return f"{data['who']}: {level}{data['text']}"
+
+
+TELL: Mapping[str, Callable[[Data, Units], str]] = {"note": _note}
+"""How the events of a stream are told; streams that are not listed are told `plainly`."""
