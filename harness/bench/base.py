@@ -13,6 +13,7 @@ from drivers.base import Applied, Delta, Identity, Matching
 from drivers.tor.base import Route
 from harness.clock import Clock
 from harness.fabric.topology import Topology
+from harness.model.bench import Switch
 from harness.wire.messages import Hello, Message, Note
 from harness.wire.timesync import ClockFit
 
@@ -23,6 +24,8 @@ class SwitchHandle(Protocol):
     """One switch behind its own worker thread: a call never blocks the event loop."""
 
     name: str
+    spec: Switch
+    """As in the bench file, with the URL and known_hosts that are really used."""
 
     async def identify(self) -> Identity:
         """Ask who it is."""

@@ -1,0 +1,122 @@
+"""Switches are put back as they were found: snapshots on disk before the first change.
+
+A snapshot holds all that another process needs to undo the run: how to reach the unit (no secret,
+only where secrets are), which ports are ours, and the circuits found on them. It is marked
+*restored* only after the map was read back, so a file without the mark is work for
+``harness recover``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from drivers.base import Delta, Matching
+from drivers.errors import DriverError
+from harness.bench.base import Bench, SwitchHandle
+from harness.model.bench import Switch
+
+SUFFIX = ".snapshot.json"
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The map of one switch, on our ports, before the first change."""
+
+    switch: str
+    spec: Switch
+    """With the URL that was really used (an emulated unit's is made at its start)."""
+    ports: tuple[int, ...]
+    circuits: tuple[tuple[int, int], ...]
+    restored: bool = False
+
+    @property
+    def matching(self) -> Matching:
+        """The circuits as a matching."""
+        return Matching.of(self.circuits)
+
+
+def write(folder: Path, snapshot: Snapshot) -> None:
+    """Write or replace the snapshot, durably: it must outlive this process and this machine."""
+    path = folder / f"{snapshot.switch}{SUFFIX}"
+    scratch = path.with_suffix(".tmp")
+    with scratch.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(snapshot), indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+
+
+def read_all(folder: Path) -> dict[str, Snapshot]:
+    """Read every snapshot of a run folder, by switch."""
+    found = (
+        msgspec.json.decode(path.read_bytes(), type=Snapshot)
+        for path in sorted(folder.glob(f"*{SUFFIX}"))
+    )
+    return {snapshot.switch: snapshot for snapshot in found}
+
+
+async def take(bench: Bench, folder: Path) -> dict[str, Snapshot]:
+    """Read every switch and write its snapshot; nothing may be changed before this returns."""
+    maps = await asyncio.gather(*(switch.read() for switch in bench.switches.values()))
+    snapshots = {
+        name: Snapshot(
+            switch=name,
+            spec=switch.spec,
+            ports=tuple(sorted(bench.topology.ours[name])),
+            circuits=tuple(matching),
+        )
+        for (name, switch), matching in zip(bench.switches.items(), maps, strict=True)
+    }
+    for snapshot in snapshots.values():
+        write(folder, snapshot)
+    return snapshots
+
+
+async def give_back(
+    switches: Mapping[str, SwitchHandle], folder: Path, snapshots: Mapping[str, Snapshot]
+) -> dict[str, tuple[str, str]]:
+    """Put every switch back at once; return (outcome, difference) by switch.
+
+    Outcomes: *unchanged*, *restored*, or *failed* with the circuits that differ or the reason.
+    """
+    results = await asyncio.gather(
+        *(_give_back(switches[name], snapshot) for name, snapshot in snapshots.items())
+    )
+    outcomes = dict(zip(snapshots, results, strict=True))
+    for name, (outcome, _) in outcomes.items():
+        if outcome != "failed":
+            write(folder, msgspec.structs.replace(snapshots[name], restored=True))
+    return outcomes
+
+
+async def _give_back(switch: SwitchHandle, snapshot: Snapshot) -> tuple[str, str]:
+    try:
+        applied = await switch.apply(snapshot.matching)
+    except DriverError as error:
+        return "failed", await _difference(switch, snapshot, error)
+    return ("restored", describe(applied.delta)) if applied.delta else ("unchanged", "")
+
+
+async def _difference(switch: SwitchHandle, snapshot: Snapshot, error: DriverError) -> str:
+    """Say exactly what differs, if the unit can still be read; else only why it could not."""
+    try:
+        found = await switch.read()
+    except DriverError as unreadable:
+        wanted = ", ".join(f"{a}->{b}" for a, b in snapshot.circuits) or "no circuit"
+        return f"{error}; map unknown ({unreadable}); it should hold {wanted}"
+    left = describe(Delta.between(found, snapshot.matching))
+    return f"{error}; still to do: {left}" if left else f"{error}; but the map is as it was found"
+
+
+def describe(delta: Delta) -> str:
+    """Return a change in words: ``drop 1->17; make 1->18``."""
+    parts = [
+        f"{verb} " + ", ".join(f"{a}->{b}" for a, b in circuits)
+        for verb, circuits in (("drop", delta.drop), ("make", delta.make))
+        if circuits
+    ]
+    return "; ".join(parts)

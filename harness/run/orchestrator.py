@@ -1,0 +1,153 @@
+"""Execute a scenario on a running bench: custody, steps, and restoration on every way out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from harness.bench.base import Bench
+from harness.clock import NS_PER_S
+from harness.errors import InfrastructureError, NothingRan, RestoreFailed
+from harness.fabric.circuits import Plan
+from harness.model.scenario import Scenario
+from harness.run import custody
+from harness.run.session import Record, Session
+from harness.run.steps import perform
+
+STEER_TIMEOUT_S = 5.0
+RESTORE_SLACK_S = 15.0
+"""Beyond the switches' own apply limits: reading back, opening a lost line anew."""
+
+
+async def execute(
+    bench: Bench, scenario: Scenario, plans: Mapping[str, Plan], record: Record, snapshots: Path
+) -> None:
+    """Run every step; the switches are restored whatever happens.
+
+    Raises the first error, or `RestoreFailed`, which outranks it, when a switch could not be put
+    back as it was found.
+    """
+    if not scenario.steps:
+        raise NothingRan("the scenario has no steps")
+    async with _listening(bench, record):
+        await _introduce(bench, record)
+        async with _custody(bench, record, snapshots):
+            session = Session(bench=bench, scenario=scenario, record=record, plans=plans)
+            await bench.steer(bench.topology.routes(frozenset()))
+            try:
+                async with asyncio.timeout(scenario.timeout_s):
+                    await _perform_all(session)
+            except TimeoutError as error:
+                raise InfrastructureError(
+                    f"the scenario did not end within its timeout_s of {scenario.timeout_s:g} s"
+                ) from error
+
+
+async def _perform_all(session: Session) -> None:
+    number = 0
+    for repeat in range(session.scenario.repeats):
+        for step in session.scenario.steps:
+            row = {"index": number, "repeat": repeat, "do": type(step).__struct_config__.tag}
+            session.record.event("step", row | {"phase": "begin", "ok": None, "error": ""})
+            error = "interrupted"
+            try:
+                await perform(session, step, number)
+                error = ""
+            except Exception as failure:
+                error = str(failure) or type(failure).__name__
+                raise
+            finally:
+                ended = {"phase": "end", "ok": not error, "error": error}
+                session.record.event("step", row | ended)
+            number += 1
+    await session.stop_ranks()
+
+
+async def _introduce(bench: Bench, record: Record) -> None:
+    """Record who takes part: agents, their clocks, switches."""
+    for name, hello in bench.hellos.items():
+        facts = {"agent": name, "host": hello.host, "pid": hello.pid, "facts": hello.facts}
+        record.event("agent", facts)
+    for name, fit in bench.clocks.items():
+        record.event(
+            "clock",
+            {
+                "agent": name,
+                "offset_ns": fit.offset_ns,
+                "bound_ns": fit.bound_ns,
+                "drift_ppb": fit.drift_ppb,
+                "delay_ns": fit.delay_ns,
+                "samples": fit.samples,
+            },
+        )
+    for name, switch in bench.switches.items():
+        identity = await switch.identify()
+        record.event(
+            "switch",
+            {
+                "switch": name,
+                "vendor": identity.vendor,
+                "model": identity.model,
+                "serial": identity.serial,
+                "firmware": identity.firmware,
+                "url": switch.spec.url,
+            },
+        )
+
+
+@asynccontextmanager
+async def _listening(bench: Bench, record: Record) -> AsyncIterator[None]:
+    """Record what agents tell unasked, as long as the body runs."""
+
+    async def listen() -> None:
+        while True:
+            agent, note = await bench.news()
+            record.event("note", {"level": note.level, "who": agent, "text": note.text})
+
+    listener = asyncio.create_task(listen())
+    try:
+        yield
+    finally:
+        listener.cancel()
+        await asyncio.gather(listener, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _custody(bench: Bench, record: Record, folder: Path) -> AsyncIterator[None]:
+    """Snapshot every switch; give all of them back on every way out, within a limit."""
+    snapshots = await custody.take(bench, folder)
+    try:
+        yield
+    finally:
+        limit_s = STEER_TIMEOUT_S + RESTORE_SLACK_S
+        limit_s += max((switch.spec.apply_timeout_s for switch in bench.switches.values()), default=0)
+        try:
+            async with asyncio.timeout(limit_s):
+                failed = await _restore(bench, record, folder, snapshots)
+        except TimeoutError:
+            failed = [f"not restored within {limit_s:g} s"]
+        if failed:
+            raise RestoreFailed(
+                "switches are not as they were found: " + "; ".join(failed)
+                + f". Put this right with: harness recover {folder.parent.name}"
+            )
+
+
+async def _restore(
+    bench: Bench, record: Record, folder: Path, snapshots: Mapping[str, custody.Snapshot]
+) -> list[str]:
+    """Steer everything to the electrical path, then put the switches back; return what failed."""
+    failed = []
+    try:
+        async with asyncio.timeout(STEER_TIMEOUT_S):
+            await bench.steer(bench.topology.routes(frozenset()))
+    except Exception as error:  # noqa: BLE001  (whatever it was, the switches come first)
+        failed.append(f"steering: {error or type(error).__name__}")
+    outcomes = await custody.give_back(bench.switches, folder, snapshots)
+    for name, (outcome, difference) in outcomes.items():
+        record.event("restore", {"switch": name, "outcome": outcome, "difference": difference})
+        if outcome == "failed":
+            failed.append(f"{name}: {difference}")
+    return failed

@@ -1,0 +1,229 @@
+"""The reconfigure step: change shape under traffic, again and again, every stage stamped.
+
+Drain, steer to the electrical path, switch, verify, steer back, resume. With `ride_through` the
+traffic is neither drained nor steered away first, which shows what that costs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.errors import InfrastructureError, StepFailed
+from harness.model.scenario import Reconfigure
+from harness.model.sizes import parse_size
+from harness.run.change import (
+    BEACON_NS,
+    MESSAGE_NS,
+    Change,
+    beacons_off,
+    beacons_on,
+    dark_ns,
+    lost_on,
+    switch_over,
+)
+from harness.run.session import Session
+from harness.run.stages import STAGES, Waits, breakdown, in_order
+from harness.wire.messages import (
+    Beacons,
+    Done,
+    EndTraffic,
+    Held,
+    Hold,
+    Quiesced,
+    Resume,
+    Resumed,
+    StartTraffic,
+    StopAt,
+    TrafficSoFar,
+    TrafficTimes,
+)
+
+ANY_PCT = 1e9
+"""`within_pct` where the new shape may be slower than the old: steady at the first iteration."""
+
+
+async def reconfigure(session: Session, step: Reconfigure, number: int) -> None:
+    """Run the step; raises `InfrastructureError` when a change failed, after traffic went on."""
+    await session.ensure_groups(session.subgroups)
+    timeout_ns = round(step.timeout_s * NS_PER_S)
+    await session.everyone(
+        StartTraffic(
+            op=step.op,
+            size_bytes=parse_size(step.size),
+            dtype=step.dtype,
+            timeout_ns=timeout_ns,
+        ),
+        Done,
+        timeout_ns,
+    )
+    for index in range(step.count):
+        await session.bench.clock.sleep_ns(round(step.rest_ms * NS_PER_MS))
+        shape = step.shapes[index % len(step.shapes)]
+        if reason := refusal(session, step, shape):
+            session.record.event("reconfigure", refused(session, number, index, shape, reason))
+            continue
+        change = await _once(session, step, number, index, shape)
+        if change.failures:
+            await drain(session, timeout_ns)
+            await session.everyone(EndTraffic(), Done, MESSAGE_NS)
+            raise InfrastructureError("; ".join(change.failures.values()))
+    await drain(session, timeout_ns)
+    await session.everyone(EndTraffic(), Done, MESSAGE_NS)
+
+
+def refusal(session: Session, step: Reconfigure, shape: str) -> str:
+    """Return why a change to `shape` does not pay, or "": its dark time exceeds the window."""
+    wanted = session.plans[shape].links
+    moving = {link.switch for link in session.lit ^ wanted}
+    slowest_ns = max((session.bench.switches[name].typical_switch_ns for name in moving), default=0)
+    if step.window_ms and slowest_ns > step.window_ms * NS_PER_MS:
+        return (
+            f"switching takes {slowest_ns / NS_PER_MS:g} ms, the window is {step.window_ms:g} ms"
+        )
+    return ""
+
+
+async def _once(
+    session: Session, step: Reconfigure, number: int, index: int, shape: str
+) -> Change:
+    """One reconfiguration, from beacons on to beacons off, recorded."""
+    before, plan = session.shape, session.plans[shape]
+    timeout_ns = round(step.timeout_s * NS_PER_S)
+    reference_ns = await _iteration_ns(session)
+    tors = await beacons_on(session, session.lit | plan.links)
+    stamps: dict[str, int | None] = {"intent": session.bench.clock.now_ns()}
+    drain_ns = groups_ns = 0
+    if not step.ride_through:
+        last_good_ns = await drain(session, timeout_ns)
+        stamps["quiesced"] = session.bench.clock.now_ns()
+        drain_ns = max(0, last_good_ns - (stamps["intent"] or 0))
+        if step.groups == "rebuild":
+            asked_ns = session.bench.clock.now_ns()
+            stamps["groups_destroyed"] = await session.destroy_groups()
+            groups_ns += (stamps["groups_destroyed"] or 0) - asked_ns
+    change = await switch_over(session, plan, shape, steer_first=not step.ride_through)
+    stamps |= change.stamps
+    if step.groups == "rebuild" and not step.ride_through:
+        asked_ns = session.bench.clock.now_ns()
+        stamps["groups_ready"] = await session.make_groups(session.subgroups)
+        groups_ns += (stamps["groups_ready"] or 0) - asked_ns
+    slower = bool(change.failures) or len(session.lit) < len(change.before)
+    resumed = await session.everyone(
+        Resume(
+            reference_ns=reference_ns,
+            within_pct=ANY_PCT if slower else step.steady_within_pct,
+            watch_only=step.ride_through,
+        ),
+        Resumed,
+        timeout_ns,
+    )
+    heard = await beacons_off(session, tors)
+    waits = Waits(drain_ns, change.device_ns, change.link_ns, groups_ns)
+    waits = _conclude(session, stamps, waits, resumed)
+    row = {"step": number, "index": index, "path_from": before, "path_to": session.shape}
+    row |= {"mode": "ride_through" if step.ride_through else "drain", "groups": step.groups}
+    session.record.event("reconfigure", row | _measured(session, change, stamps, waits, heard))
+    return change
+
+
+async def drain(session: Session, timeout_ns: int) -> int:
+    """Let every rank stand still after the same iteration; return the end of the last one, mapped.
+
+    Two rounds: *hold* answers at once with what each rank has entered; a collective that any rank
+    has entered must be finished by all, so the largest of these is where everyone stops. Without
+    the first round a rank could stop before an iteration that another is already waiting in.
+    """
+    held = await session.everyone(Hold(), Held, MESSAGE_NS)
+    last = max(entered for answer in held.values() for entered in answer.entered.values())
+    quiet = await session.everyone(StopAt(iteration=last), Quiesced, timeout_ns)
+    return max(
+        session.at(agent, t_ns)
+        for agent, answer in quiet.items()
+        for t_ns in answer.last_good_ns.values()
+    )
+
+
+async def _iteration_ns(session: Session) -> int:
+    """Return the median duration of the last iterations: what steady is measured against."""
+    recent = await session.everyone(TrafficSoFar(), TrafficTimes, MESSAGE_NS)
+    times = [t for answer in recent.values() for row in answer.times_ns.values() for t in row]
+    if not times:
+        raise StepFailed("traffic: no iteration was completed before the reconfiguration")
+    return round(statistics.median(times))
+
+
+def _conclude(
+    session: Session,
+    stamps: dict[str, int | None],
+    waits: Waits,
+    resumed: Mapping[str, Resumed],
+) -> Waits:
+    """Stamp the return of the traffic; return `waits` with the traffic's own time in it."""
+
+    def mapped(name: str) -> list[int]:
+        return [
+            session.at(agent, t_ns) if t_ns else 0
+            for agent, answer in resumed.items()
+            for t_ns in getattr(answer, name).values()
+        ]
+
+    stamps["first_good"] = max(mapped("first_good_ns"))
+    if not all(mapped("steady_ns")):
+        return waits
+    stamps["steady"] = max(mapped("steady_ns"))
+    traffic_ns = max(0, stamps["steady"] - max(mapped("released_ns")))
+    return replace(waits, traffic_ns=traffic_ns)
+
+
+def _measured(
+    session: Session,
+    change: Change,
+    stamps: Mapping[str, int | None],
+    waits: Waits,
+    heard: Mapping[str, Beacons],
+) -> dict[str, object]:
+    """Return the numbers of one reconfiguration, in the fields of the stream."""
+    dark = dark_ns(heard, change.moved)
+    parts = asdict(breakdown(stamps, waits)) if stamps.get("steady") else {}
+    if early := in_order(stamps, session.bound_ns()):
+        text = f"stamps earlier than the clock bound allows: {', '.join(early)}"
+        session.record.event("note", {"level": "warning", "who": "clock", "text": text})
+    return {
+        "stages": {name: stamps.get(name) for name in STAGES},
+        **{f"{part}_ms": None for part in ("cost", "device", "link", "communicator", "overhead")},
+        **parts,
+        "dark_ms": None if dark is None else dark / NS_PER_MS,
+        "dark_plus_minus_ms": None if dark is None else BEACON_NS / NS_PER_MS,
+        "moved": len(change.moved),
+        "kept": len(change.kept),
+        "kept_lost": lost_on(heard, change.kept) if heard else None,
+        "refused_reason": "",
+        "error": "; ".join(change.failures.values()),
+    }
+
+
+def refused(
+    session: Session, number: int, index: int, shape: str, reason: str
+) -> dict[str, object]:
+    """Return the row of a reconfiguration that was not made."""
+    empty = (f"{part}_ms" for part in ("cost", "device", "link", "communicator", "overhead"))
+    return {
+        "step": number,
+        "index": index,
+        "path_from": session.shape,
+        "path_to": shape,
+        "mode": "refused",
+        "groups": "keep",
+        "stages": dict.fromkeys(STAGES),
+        **dict.fromkeys(empty),
+        "dark_ms": None,
+        "dark_plus_minus_ms": None,
+        "moved": 0,
+        "kept": len(session.lit),
+        "kept_lost": None,
+        "refused_reason": reason,
+        "error": "",
+    }

@@ -1,0 +1,161 @@
+"""What the steps of a running scenario share: the bench, the record, and what is up right now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from harness.bench.base import Bench
+from harness.clock import NS_PER_S
+from harness.fabric.circuits import DARK, Plan
+from harness.fabric.topology import Link
+from harness.model.scenario import Scenario
+from harness.wire.messages import DestroyGroups, Done, Groups, MakeGroups, Message, RanksReady
+from harness.wire.messages import StartRanks, StopRanks
+
+R = TypeVar("R", bound=Message)
+
+ELECTRICAL = "electrical"
+RANKS_TIMEOUT_NS = 90 * NS_PER_S
+"""Starting ranks imports torch: seconds each where cores are few."""
+
+
+class Record(Protocol):
+    """Where events go: the journal and whoever watches the run."""
+
+    def event(self, stream: str, data: dict[str, object]) -> None:
+        """Write one event of a declared stream, stamped now."""
+
+
+@dataclass
+class Session:
+    """The mutable state of one run. `lit` is what is steered to, `shape` how it is called."""
+
+    bench: Bench
+    scenario: Scenario
+    record: Record
+    plans: Mapping[str, Plan]
+    shape: str = ELECTRICAL
+    lit: frozenset[Link] = DARK.links
+    generation: int = 0
+    subgroups: tuple[tuple[int, ...], ...] = ()
+    backend: str = ""
+    ranks_of: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Global ranks by agent; empty until ranks run."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return sum(len(ranks) for ranks in self.ranks_of.values())
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Agents that run ranks, in rank order."""
+        return tuple(self.ranks_of)
+
+    @property
+    def watchers(self) -> tuple[str, ...]:
+        """ToRs whose agent can send and hear beacons."""
+        return tuple(tor for tor in self.bench.topology.tors if tor in self.bench.hellos)
+
+    def at(self, agent: str, t_ns: int) -> int:
+        """Map an agent's stamp onto the coordinator's clock."""
+        return self.bench.clocks[agent].to_coordinator(t_ns)
+
+    def bound_ns(self) -> int:
+        """Return the largest clock bound among the agents now."""
+        now_ns = self.bench.clock.now_ns()
+        return max((fit.bound_at(now_ns) for fit in self.bench.clocks.values()), default=0)
+
+    def node_of_rank(self) -> dict[int, str]:
+        """Return the agent of each global rank."""
+        return {rank: agent for agent, ranks in self.ranks_of.items() for rank in ranks}
+
+    async def everyone(self, body: Message, reply: type[R], timeout_ns: int) -> dict[str, R]:
+        """Ask every worker the same."""
+        return await self.bench.ask_all(dict.fromkeys(self.workers, body), reply, timeout_ns)
+
+    # -- ranks and communicators ---------------------------------------------------------
+
+    def lay_out_ranks(self) -> None:
+        """Number the ranks: one per GPU of each node, one on a node without, in node order."""
+        first = 0
+        for node in self.bench.topology.nodes:
+            count = max(1, self.bench.hellos[node].gpus)
+            self.ranks_of[node] = tuple(range(first, first + count))
+            first += count
+
+    async def ensure_groups(self, subgroups: Sequence[tuple[int, ...]] = ()) -> None:
+        """Have ranks running with these subgroups; starts them, or makes groups anew."""
+        wanted = tuple(subgroups)
+        if self.generation and wanted == self.subgroups:
+            return
+        if self.generation:
+            await self.destroy_groups()
+            await self.make_groups(wanted)
+        else:
+            await self._start_ranks(wanted)
+
+    async def _start_ranks(self, subgroups: tuple[tuple[int, ...], ...]) -> None:
+        if not self.ranks_of:
+            self.lay_out_ranks()
+        self.generation, self.subgroups = 1, subgroups
+        ready = await self.bench.ask_all(
+            {
+                agent: StartRanks(
+                    ranks=ranks, groups=self._groups(agent), nccl_env=self.scenario.nccl_env
+                )
+                for agent, ranks in self.ranks_of.items()
+            },
+            RanksReady,
+            RANKS_TIMEOUT_NS,
+        )
+        self.backend = next(iter(ready.values())).backend
+        for agent, answer in ready.items():
+            self.record.event(
+                "note",
+                {
+                    "level": "info",
+                    "who": agent,
+                    "text": f"ranks {', '.join(map(str, answer.pids))} on {answer.backend}",
+                },
+            )
+
+    async def destroy_groups(self) -> int:
+        """Destroy all communicators; return the last rank's stamp, mapped."""
+        done = await self.everyone(DestroyGroups(), Done, RANKS_TIMEOUT_NS)
+        return max(self.at(agent, answer.t_ns) for agent, answer in done.items())
+
+    async def make_groups(self, subgroups: tuple[tuple[int, ...], ...]) -> int:
+        """Make communicators under a fresh generation; return the last rank's stamp, mapped."""
+        self.generation += 1
+        self.subgroups = subgroups
+        ready = await self.bench.ask_all(
+            {agent: MakeGroups(groups=self._groups(agent)) for agent in self.workers},
+            RanksReady,
+            RANKS_TIMEOUT_NS,
+        )
+        return max(self.at(agent, answer.ready_ns) for agent, answer in ready.items())
+
+    async def stop_ranks(self) -> None:
+        """Stop all ranks; a later step starts fresh ones under a later generation."""
+        if self.generation:
+            await self.everyone(StopRanks(), Done, RANKS_TIMEOUT_NS)
+
+    def _groups(self, agent: str) -> Groups:
+        return Groups(
+            generation=self.generation,
+            world_size=self.world_size,
+            store=self.bench.store,
+            interface=self.bench.topology.nodes[agent].interface,
+            subgroups=self.subgroups,
+            timeout_ns=round(self.scenario.timeout_s * NS_PER_S),
+        )
+
+    # -- steering ------------------------------------------------------------------------
+
+    async def steer(self, links: frozenset[Link]) -> None:
+        """Send traffic over `links` and nothing else over circuits; the rest is electrical."""
+        await self.bench.steer(self.bench.topology.routes(links))
+        self.lit = links

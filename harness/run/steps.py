@@ -1,0 +1,139 @@
+"""What each kind of step does: a literal table from the scenario's step types to coroutines."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+
+from harness.clock import NS_PER_S
+from harness.errors import InfrastructureError, StepFailed
+from harness.fabric.circuits import factor_round
+from harness.model.scenario import Collectives, Op, Reconfigure, Shift
+from harness.model.sizes import parse_size
+from harness.run.change import beacons_off, beacons_on, switch_over
+from harness.run.reconfigure import reconfigure
+from harness.run.session import Session
+from harness.wire.messages import RankSamples, RunCollective, Samples
+
+Step = Collectives | Shift | Reconfigure
+
+
+async def perform(session: Session, step: Step, number: int) -> None:
+    """Perform one step; errors carry their own exit code."""
+    await PERFORM[type(step)](session, step, number)
+
+
+async def collectives(session: Session, step: Collectives, number: int) -> None:
+    """Sweep operations and sizes over the path in force, one row per group of ranks."""
+    for label, groups in rounds(session, step):
+        await session.ensure_groups(groups)
+        for op in step.ops:
+            for size in step.sizes:
+                await _collective(session, step, op, parse_size(size), label)
+
+
+def rounds(
+    session: Session, step: Collectives
+) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
+    """Yield (label of the path, disjoint subgroups) to measure; no subgroups means all ranks.
+
+    `circuits` goes switch by switch: there a ToR has one link per uplink, so the groups are
+    disjoint; a ToR with several uplinks on one switch is measured with the first.
+    """
+    if not session.ranks_of:
+        session.lay_out_ranks()
+    if step.group == "all":
+        yield session.shape, ()
+    elif step.group == "pairs":
+        pairs = factor_round(session.workers, 0)
+        yield session.shape, tuple(session.ranks_of[a] + session.ranks_of[b] for a, b in pairs)
+    else:
+        for switch in session.bench.topology.switches:
+            if groups := _by_circuit(session, switch):
+                yield f"{session.shape}@{switch}", groups
+
+
+def _by_circuit(session: Session, switch: str) -> tuple[tuple[int, ...], ...]:
+    groups = []
+    taken: set[str] = set()
+    for link in sorted(link for link in session.lit if link.switch == switch):
+        tors = {link.a.tor, link.b.tor}
+        if taken & tors:
+            continue
+        taken |= tors
+        nodes = [node for node in session.workers if session.bench.topology.nodes[node].tor in tors]
+        if len({session.bench.topology.nodes[node].tor for node in nodes}) == len(tors):
+            groups.append(tuple(rank for node in nodes for rank in session.ranks_of[node]))
+    return tuple(groups)
+
+
+async def _collective(
+    session: Session, step: Collectives, op: Op, size_bytes: int, path: str
+) -> None:
+    timeout_ns = round(step.timeout_s * NS_PER_S)
+    answers = await session.everyone(
+        RunCollective(
+            op=op,
+            size_bytes=size_bytes,
+            dtype=step.dtype,
+            iterations=step.iterations,
+            warmup=step.warmup,
+            verify=step.verify,
+            use_subgroups=bool(session.subgroups),
+            timeout_ns=timeout_ns,
+        ),
+        Samples,
+        timeout_ns,
+    )
+    rows = [row for answer in answers.values() for row in answer.ranks]
+    wrong = 0
+    for group in sorted({row.group for row in rows}):
+        members = sorted((row for row in rows if row.group == group), key=lambda row: row.rank)
+        session.record.event("collective", collective_row(session, step, op, path, members))
+        wrong += sum(row.wrong or 0 for row in members)
+    if wrong:
+        raise StepFailed(f"{op} over {path}, {size_bytes} B: {wrong} wrong elements")
+
+
+def collective_row(
+    session: Session, step: Collectives, op: Op, path: str, members: list[RankSamples]
+) -> dict[str, object]:
+    """Return one row: every rank's every iteration, in rank order."""
+    checked = [row.wrong for row in members if row.wrong is not None]
+    return {
+        "op": op,
+        "path": path,
+        "size_bytes": members[0].size_bytes,
+        "ranks": len(members),
+        "group": "all" if not session.subgroups else "-".join(str(r.rank) for r in members),
+        "dtype": step.dtype,
+        "times_ns": [list(row.times_ns) for row in members],
+        "wrong": sum(checked) if checked else None,
+        "backend": session.backend,
+    }
+
+
+async def shift(session: Session, step: Shift, number: int) -> None:
+    """Bring a shape up with no traffic running."""
+    plan = session.plans[step.shape]
+    tors = await beacons_on(session, plan.links)
+    change = await switch_over(session, plan, step.shape)
+    await beacons_off(session, tors)
+    session.record.event(
+        "shape",
+        {
+            "step": number,
+            "shape": session.shape,
+            "lit": sorted(map(str, session.lit)),
+            "unserved": ["-".join(edge) for edge in plan.unserved],
+            "failures": change.failures,
+        },
+    )
+    if change.failures:
+        raise InfrastructureError("; ".join(change.failures.values()))
+
+
+PERFORM: dict[type, Callable[[Session, object, int], Awaitable[None]]] = {
+    Collectives: collectives,  # type: ignore[dict-item]  # each takes its own step type
+    Shift: shift,  # type: ignore[dict-item]
+    Reconfigure: reconfigure,  # type: ignore[dict-item]
+}
