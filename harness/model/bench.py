@@ -109,4 +109,6 @@ class Bench(Strict):
     launcher: Literal["namespaces", "local", "manual"] = "manual"
     listen: str = ""
     """``HOST:PORT`` on which the coordinator of a live bench waits for its agents."""
+    keys: str = ""
+    """Folder of CURVE keys made by ``harness keys make``; emulated benches make their own."""
     max_wait_s: float = 60.0
