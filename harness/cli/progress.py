@@ -12,7 +12,8 @@ from typing import IO, Any
 
 import click
 
-from harness.clock import NS_PER_S
+from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US
+from harness.model import busbw
 from harness.model.documents import Descriptor, Document, Event, Start, Stop
 
 Data = Mapping[str, Any]
@@ -72,5 +73,80 @@ def _note(data: Data, _: Units) -> str:
     return f"{data['who']}: {level}{data['text']}"
 
 
-TELL: Mapping[str, Callable[[Data, Units], str]] = {"note": _note}
+def _collective(data: Data, _: Units) -> str:
+    mean_ns = busbw.mean_of_ranks_ns(data["times_ns"])
+    rate = busbw.busbw_gb_per_s(data["op"], data["size_bytes"], data["ranks"], mean_ns)
+    wrong = "" if data["wrong"] is None else f"  {data['wrong']} wrong"
+    return (
+        f"{data['op']:<14} {data['size_bytes']:>11,} B  {data['ranks']:>3} ranks {data['group']:<8}"
+        f" {mean_ns / NS_PER_MS:>9.3f} ms  {rate:>7.4f} GB/s  {data['path']}{wrong}"
+    )
+
+
+def _shape(data: Data, _: Units) -> str:
+    lit = ", ".join(data["lit"]) or "no circuit"
+    unserved = f"; stays electrical: {', '.join(data['unserved'])}" if data["unserved"] else ""
+    return f"{data['shape']}: {lit}{unserved}{_failures(data['failures'])}"
+
+
+def _failures(by_device: Mapping[str, str]) -> str:
+    return "".join(f"; {device}: {text}" for device, text in by_device.items())
+
+
+def _reconfigure(data: Data, _: Units) -> str:
+    way = f"#{data['index'] + 1} {data['path_from']} -> {data['path_to']}"
+    if data["refused_reason"]:
+        return f"{way}: not made, {data['refused_reason']}"
+    parts = [
+        f"{part} {data[f'{part}_ms']:.1f}"
+        for part in ("dark", "cost", "device", "link", "communicator", "overhead")
+        if data[f"{part}_ms"] is not None
+    ]
+    mode = "" if data["mode"] == "drain" else f" ({data['mode'].replace('_', ' ')})"
+    error = f"; {data['error']}" if data["error"] else ""
+    return f"{way}{mode}: {', '.join(parts)} ms; {data['moved']} moved, {data['kept']} kept{error}"
+
+
+def _step(data: Data, _: Units) -> str:
+    what = f"{data['index'] + 1}: {data['do']}" + (
+        f" (repeat {data['repeat'] + 1})" * bool(data["repeat"])
+    )
+    if data["phase"] == "begin":
+        return what
+    return "" if data["ok"] else f"{what} failed: {data['error']}"
+
+
+def _agent(data: Data, _: Units) -> str:
+    return f"{data['agent']} is up: {data['host']}, pid {data['pid']}"
+
+
+def _clock(data: Data, _: Units) -> str:
+    return (
+        f"{data['agent']}: offset {data['offset_ns'] / NS_PER_US:.1f}"
+        f" ± {data['bound_ns'] / NS_PER_US:.1f} us"
+    )
+
+
+def _switch(data: Data, _: Units) -> str:
+    unit = f"{data['vendor']} {data['model']} {data['serial']}, firmware {data['firmware']}"
+    return f"{data['switch']} is up: {unit}, {data['url']}"
+
+
+def _restore(data: Data, _: Units) -> str:
+    return f"{data['switch']}: {data['outcome']}" + (
+        f", {data['difference']}" * bool(data["difference"])
+    )
+
+
+TELL: Mapping[str, Callable[[Data, Units], str]] = {
+    "agent": _agent,
+    "clock": _clock,
+    "switch": _switch,
+    "step": _step,
+    "restore": _restore,
+    "note": _note,
+    "collective": _collective,
+    "shape": _shape,
+    "reconfigure": _reconfigure,
+}
 """How the events of a stream are told; streams that are not listed are told `plainly`."""

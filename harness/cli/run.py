@@ -1,0 +1,100 @@
+"""``harness run``, ``check`` and ``recover``: a scenario on a bench, its plan, and its undoing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from harness.cli.output import json_option, show
+from harness.cli.progress import Progress
+from harness.cli.runs import run_folder, runs_option
+from harness.errors import ExitCode
+from harness.record.report import text_report
+from harness.run import entry
+
+FILE = click.Path(path_type=Path)
+
+bench_option = click.option(
+    "--bench", type=FILE, metavar="FILE", help="Bench file, instead of the scenario's own."
+)
+
+
+@click.command()
+@click.argument("scenario", type=FILE)
+@bench_option
+@runs_option
+@click.option(
+    "--max-wait",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="Seconds to wait for the agents, instead of the bench file's max_wait_s.",
+)
+@click.option("--strict", is_flag=True, help="End with 6 when a check is inconclusive.")
+@json_option
+def run(
+    *,
+    scenario: Path,
+    bench: Path | None,
+    runs: Path,
+    max_wait: float | None,
+    strict: bool,
+    as_json: bool,
+) -> int:
+    r"""Run SCENARIO on a bench, tell it as it happens, and put the switches back.
+
+    Ctrl-C once stops in order and restores; twice stops hard, for `harness recover`. With --json
+    the summary (run.json) goes to standard output and the telling to standard error.
+
+    \b
+    harness run scenarios/quickstart.toml
+    harness run scenarios/quickstart.toml --bench my-lab.toml --max-wait 120
+    """
+    summary = entry.run_scenario(
+        scenario,
+        bench,
+        runs,
+        max_wait_s=max_wait,
+        progress=Progress(sys.stderr if as_json else sys.stdout),
+    )
+    folder = runs / summary.id
+    show(summary, f"\n{text_report(summary)}\n\nrun folder: {folder}", as_json=as_json)
+    code = ExitCode.BUG if summary.exit_code is None else ExitCode(summary.exit_code)
+    if code is ExitCode.PASSED and summary.status == "inconclusive" and strict:
+        return ExitCode.INCONCLUSIVE
+    return code
+
+
+@click.command()
+@click.argument("scenario", type=FILE)
+@bench_option
+@json_option
+def check(scenario: Path, bench: Path | None, as_json: bool) -> None:
+    r"""Check SCENARIO against its bench and print the plan; nothing is opened and nothing is sent.
+
+    \b
+    harness check scenarios/quickstart.toml
+    """
+    plan = entry.plan_text(scenario, bench)
+    show({"scenario": str(scenario), "plan": plan.splitlines()}, plan, as_json=as_json)
+
+
+@click.command()
+@click.argument("run", default="latest")
+@runs_option
+@json_option
+def recover(run: str, runs: Path, as_json: bool) -> int:
+    r"""Put the switches of a killed run back as it found them; the latest run by default.
+
+    Only ports that the run's bench file calls ours are touched. Ends with 5 where a switch could
+    not be restored: a person is needed then.
+
+    \b
+    harness recover
+    harness recover runs/latest
+    """
+    restored = entry.recover(run_folder(run, runs))
+    text = "\n".join(f"{switch}: {outcome}" for switch, outcome in restored.items())
+    show(restored, text or "nothing to restore", as_json=as_json)
+    return ExitCode.PASSED
