@@ -17,7 +17,7 @@ class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of all that is read from a file: frozen, keyword-only, unknown keys refused."""
 
 
-class Node(Strict):
+class Node(Strict, frozen=True, kw_only=True):
     """A server with one agent. `address` is its address on the data network.
 
     Emulated benches need `tor` only (addresses and interfaces are made); a live one states `host`
@@ -32,7 +32,7 @@ class Node(Strict):
     gpus: int = 0
 
 
-class Tor(Strict):
+class Tor(Strict, frozen=True, kw_only=True):
     """A top-of-rack switch; uplinks are ``u1`` .. ``u<uplinks>``.
 
     `driver` says how routes are steered on it. ``"none"``: the fabric steers by itself (a circuit
@@ -43,7 +43,7 @@ class Tor(Strict):
     driver: Literal["netlink", "none"] = "none"
 
 
-class EmulatedUnit(Strict):
+class EmulatedUnit(Strict, frozen=True, kw_only=True):
     """How the emulator of a switch behaves; ignored in a live world."""
 
     ports: int = 16
@@ -59,7 +59,7 @@ class EmulatedUnit(Strict):
     lose_reply: int = 0
 
 
-class Switch(Strict):
+class Switch(Strict, frozen=True, kw_only=True):
     """An optical circuit switch: how to reach it, and which of its ports are ours.
 
     `url` is the device's in a live world. In an emulated one it says which line to emulate
@@ -84,7 +84,7 @@ class Switch(Strict):
     emulate: EmulatedUnit = EmulatedUnit()
 
 
-class Links(Strict):
+class Links(Strict, frozen=True, kw_only=True):
     """Rates of the emulated network: every host port and every circuit carries `link_mbit_per_s`.
 
     The electrical path between ToRs carries the sum of a ToR's host links divided by
@@ -96,7 +96,7 @@ class Links(Strict):
     nic_hold_ms: float = 0.0
 
 
-class Bench(Strict):
+class Bench(Strict, frozen=True, kw_only=True):
     """A whole bench. See the module docstring for `cables`."""
 
     name: str

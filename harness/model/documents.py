@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from harness.model.scenario import Check
+
 SCHEMA = "1.0"
 
 
@@ -37,6 +39,9 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag_field="doc", tag="sta
     bench: str
     seed: int
     versions: dict[str, str]
+    question: str = ""
+    checks: tuple[Check, ...] = ()
+    """The scenario's, so that the journal alone gives the verdict."""
     notes: tuple[str, ...] = ()
     """What a reader must know first: control plane only, paced engine, emulated switches."""
 
@@ -72,7 +77,7 @@ Document = Start | Descriptor | Event | Stop
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
-    """One number of `run.json`: `value` is the median of `n` samples unless the name says else."""
+    """One number of `run.json`; `harness.model.metrics` says which statistic `value` is."""
 
     value: float
     unit: str
@@ -115,5 +120,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[str, int]
     restored: dict[str, str]
     """Per switch: "restored", "unchanged", or the exact difference that remains."""
+    parts: dict[str, str] = {}
+    """Who took part: agents and switches by name, each described in one line."""
     coordinator: dict[str, int] = {}
     """pid and start time of the process that holds the run, while it runs."""

@@ -10,7 +10,7 @@ Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadc
 Dtype = Literal["float32", "float16", "bfloat16", "int32"]
 
 
-class Shape(Strict):
+class Shape(Strict, frozen=True, kw_only=True):
     """A named arrangement of circuits between ToRs, either by template or listed.
 
     `ring`: every ToR joined to its two neighbours, edges dealt to the switches in turn, starting
@@ -24,7 +24,7 @@ class Shape(Strict):
     circuits: tuple[str, ...] = ()
 
 
-class Collectives(Strict, tag_field="do", tag="collectives"):
+class Collectives(Strict, frozen=True, kw_only=True, tag_field="do", tag="collectives"):
     """Time collectives over the path in force, as nccl-tests does.
 
     `group`: all nodes, every disjoint pair (`pairs`), or the ends of each circuit (`circuits`).
@@ -42,13 +42,13 @@ class Collectives(Strict, tag_field="do", tag="collectives"):
     timeout_s: float = 60.0
 
 
-class Shift(Strict, tag_field="do", tag="shape"):
+class Shift(Strict, frozen=True, kw_only=True, tag_field="do", tag="shape"):
     """Bring a shape up (or take all circuits down) with no traffic running."""
 
     shape: str
 
 
-class Reconfigure(Strict, tag_field="do", tag="reconfigure"):
+class Reconfigure(Strict, frozen=True, kw_only=True, tag_field="do", tag="reconfigure"):
     """Change shape under traffic, `count` times, through `shapes` in turn.
 
     Traffic is one collective in a loop. With `ride_through` it is not drained, which shows what
@@ -71,7 +71,7 @@ class Reconfigure(Strict, tag_field="do", tag="reconfigure"):
     timeout_s: float = 60.0
 
 
-class Check(Strict):
+class Check(Strict, frozen=True, kw_only=True):
     """A limit on a metric of the run. With `ratio_to`, on the ratio of two metrics' values."""
 
     metric: str
@@ -81,7 +81,7 @@ class Check(Strict):
     at_most: float | None = None
 
 
-class Scenario(Strict, kw_only=True):
+class Scenario(Strict, frozen=True, kw_only=True):
     """A whole scenario. `nccl_env` is limited to the allow-list of the collectives module."""
 
     question: str

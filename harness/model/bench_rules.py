@@ -1,0 +1,329 @@
+"""What must hold between the values of a bench file, beyond their types. Pure.
+
+Each rule yields problems as ``key.path: what is wrong and what would be right``. No rule raises,
+whatever the (well-typed) bench; `harness.model.load` collects them all. URLs are never quoted:
+they are where a password ends up by mistake.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from ipaddress import ip_address
+from urllib.parse import parse_qsl, urlsplit
+
+from harness.model.bench import Bench, EmulatedUnit, Switch
+from harness.model.ports import PORT_MAX, Cable, parse_cable, parse_ports
+from harness.model.schema import did_you_mean, dotted
+
+PATH_KEYS = ("known_hosts", "password_file", "key_file")
+UPLINKS_MAX = 1024
+BAUD_MAX = 4_000_000
+
+LINES_OF: Mapping[str, tuple[str, ...]] = {
+    "polatis-scpi": ("serial", "tcp"),
+    "polatis-tl1": ("ssh", "tcp"),
+}
+"""Driver -> the lines that its units answer on."""
+
+LAUNCHERS_OF: Mapping[str, tuple[str, ...]] = {
+    "live": ("manual", "local"),
+    "emulated": ("namespaces", "local"),
+    "simulated": ("manual", "local", "namespaces"),
+}
+"""World -> launchers that can start its agents; a simulated world starts none."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}", re.ASCII)
+_TOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,31}", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_PASSWORD = re.compile(r"//[^@]*:[^@]*@")
+
+
+def bench_problems(bench: Bench) -> Iterator[str]:
+    """Yield all problems of a bench, in the order of the file's tables."""
+    yield from _world(bench)
+    yield from _names(bench)
+    yield from _nodes(bench)
+    for name, tor in bench.tors.items():
+        if not 0 <= tor.uplinks <= UPLINKS_MAX:
+            yield f"{dotted('tors', name)}.uplinks: expected 0 to {UPLINKS_MAX}"
+    for name, switch in bench.switches.items():
+        yield from _switch(bench, dotted("switches", name), switch)
+    yield from _each_once(bench)
+    yield from _cables(bench)
+    for key in ("link_mbit_per_s", "oversubscription"):
+        if not getattr(bench.links, key) > 0:
+            yield f"links.{key}: expected more than 0"
+    if bench.links.nic_hold_ms < 0:
+        yield "links.nic_hold_ms: expected 0 or more"
+
+
+# -- world, names, nodes -----------------------------------------------------------------------
+
+
+def _world(bench: Bench) -> Iterator[str]:
+    launchers = LAUNCHERS_OF[bench.world]
+    if bench.launcher not in launchers:
+        right = " or ".join(f'"{launcher}"' for launcher in launchers)
+        yield f'launcher: "{bench.launcher}" cannot be on an {bench.world} bench; use {right}'
+    if bench.listen:
+        host, _, port = bench.listen.rpartition(":")
+        if not host or not port.isascii() or not port.isdigit() or not 1 <= _int(port) <= PORT_MAX:
+            yield 'listen: expected HOST:PORT, such as "10.0.0.1:7000"'
+    elif bench.world == "live" and bench.launcher == "manual":
+        yield (
+            "listen: missing; a live bench says where the coordinator waits for its agents, "
+            'such as "10.0.0.1:7000"'
+        )
+    if bench.world == "live" and bench.launcher == "manual" and not bench.keys:
+        yield "keys: missing; name the folder that `harness keys make` made for this bench"
+    if bench.keys.startswith("~") and not bench.keys.startswith("~/"):
+        yield "keys: only your own home folder can be written with ~, as in ~/.harness/keys"
+    if not bench.max_wait_s > 0:
+        yield "max_wait_s: expected more than 0"
+
+
+def _names(bench: Bench) -> Iterator[str]:
+    taken: dict[str, str] = {}
+    for table, names in (
+        ("tors", bench.tors),
+        ("nodes", bench.nodes),
+        ("switches", bench.switches),
+    ):
+        for name in names:
+            where = dotted(table, name)
+            if table == "tors" and not _TOR_NAME.fullmatch(name):
+                yield (
+                    f"{where}: a ToR's name is up to 32 letters, digits, '_' and '.'; no '-', "
+                    "which joins two ToRs in a circuit"
+                )
+            elif not _NAME.fullmatch(name):
+                yield f"{where}: a name is up to 32 letters, digits, '_', '.' and '-'"
+            if name in taken:
+                yield f"{where}: {taken[name]} has the same name; every name is given once"
+            taken.setdefault(name, where)
+
+
+def _nodes(bench: Bench) -> Iterator[str]:
+    if not bench.nodes:
+        yield "nodes: none; a bench has at least one node"
+    for name, node in bench.nodes.items():
+        where = dotted("nodes", name)
+        if node.tor not in bench.tors:
+            yield f"{where}.tor: no ToR {node.tor!r}{did_you_mean(node.tor, bench.tors)}"
+        if not 0 <= node.gpus <= 1024:
+            yield f"{where}.gpus: expected 0 to 1024"
+        for key in ("host", "interface", "address") if bench.world == "live" else ():
+            if not getattr(node, key):
+                yield f"{where}.{key}: missing; every node of a live bench states it"
+        if node.address and bench.world != "live":
+            yield f"{where}.address: an {bench.world} bench makes its addresses; leave it out"
+        if node.address and not _is_address(node.address):
+            yield f'{where}.address: expected an IP address, such as "10.1.0.11"'
+
+
+# -- switches ----------------------------------------------------------------------------------
+
+
+def _switch(bench: Bench, where: str, switch: Switch) -> Iterator[str]:
+    for problem in _url(switch, live=bench.world == "live"):
+        yield f"{where}.url: {problem}"
+    ssh = switch.url.startswith("ssh://")
+    if bench.world == "live" and ssh and not switch.known_hosts:
+        yield (
+            f"{where}.known_hosts: missing; name the file that holds the device's host key "
+            "(an unknown key is never accepted)"
+        )
+    yield from _secrets(where, switch)
+    for key in ("exchange_timeout_s", "apply_timeout_s", "light_timeout_s"):
+        if not getattr(switch, key) > 0:
+            yield f"{where}.{key}: expected more than 0"
+    yield from _unit(f"{where}.emulate", switch.emulate)
+    try:
+        ours = parse_ports(switch.ports)
+    except ValueError as error:
+        yield f"{where}.ports: {error}"
+        return
+    size = switch.emulate.ports
+    if bench.world != "live" and 1 <= size < max(ours) / 2:
+        yield (
+            f"{where}.ports: port {max(ours)} is beyond the emulated unit: ingress 1-{size}, "
+            f"egress {size + 1}-{2 * size} (emulate.ports = {size})"
+        )
+
+
+def _secrets(where: str, switch: Switch) -> Iterator[str]:
+    if switch.password_env and not _VARIABLE.fullmatch(switch.password_env):
+        yield f"{where}.password_env: expected the name of an environment variable"
+    if switch.password_env and switch.password_file:
+        yield f"{where}.password_file: password_env is set too; keep one of them"
+    for key in PATH_KEYS:
+        path = getattr(switch, key)
+        if path.startswith("~") and not path.startswith("~/"):
+            yield f"{where}.{key}: only your own home folder can be written with ~, as in ~/.ssh/id"
+
+
+def _unit(where: str, unit: EmulatedUnit) -> Iterator[str]:
+    if not 1 <= unit.ports <= PORT_MAX // 2:
+        yield f"{where}.ports: expected 1 to {PORT_MAX // 2}, the N of an N x N unit"
+        return
+    for key in ("switch_ms", "switch_sd_ms", "answer_ms", "insertion_loss_db"):
+        if getattr(unit, key) < 0:
+            yield f"{where}.{key}: expected 0 or more"
+    if not 1 <= unit.averaging <= 8:
+        yield f"{where}.averaging: expected 1 to 8"
+    for key in ("failed_ports", "deny_ports"):
+        if beyond := [port for port in getattr(unit, key) if not 1 <= port <= 2 * unit.ports]:
+            yield f"{where}.{key}: port {beyond[0]} is not one of 1-{2 * unit.ports}"
+    for key in ("die_on_command", "cut_reply", "lose_reply"):
+        if getattr(unit, key) < 0:
+            yield f"{where}.{key}: expected 0 (never) or more"
+
+
+def _url(switch: Switch, *, live: bool) -> Iterator[str]:
+    lines = LINES_OF[switch.driver]
+    scheme, separator, rest = switch.url.partition("://")
+    if not separator or scheme not in lines:
+        right = " or ".join(f"{line}://" for line in lines)
+        yield f"expected {right}, which {switch.driver} speaks"
+        return
+    if scheme != "serial" and _PASSWORD.search(switch.url):
+        yield (
+            "holds a password; take it out and name an environment variable in password_env, "
+            "or a file with mode 0600 in password_file"
+        )
+        return
+    try:
+        parts = urlsplit(switch.url)
+        port = parts.port if scheme != "serial" else None
+    except ValueError:  # the message would quote the URL
+        yield f"malformed; expected {_example(scheme)}"
+        return
+    yield from _query(scheme, parts.query)
+    if parts.fragment or (scheme != "serial" and parts.path.strip("/")):
+        yield f"more than a host and a port; expected {_example(scheme)}"
+    if not live:
+        return
+    if scheme == "serial" and (parts.netloc or not parts.path.strip("/")):
+        yield f"expected the path of a device, such as {_example(scheme)}"
+    if scheme != "serial" and not parts.hostname:
+        yield f"names no host; expected {_example(scheme)}"
+    if scheme == "tcp" and rest and port is None:
+        yield f"names no port; expected {_example(scheme)}"
+    if scheme == "ssh" and not parts.username:
+        yield f"names no user; expected {_example(scheme)}"
+
+
+def _query(scheme: str, query: str) -> Iterator[str]:
+    for key, value in parse_qsl(query, keep_blank_values=True):
+        if scheme != "serial" or key != "baud":
+            yield "only ?baud= of a serial:// line can follow the address"
+        elif not value.isascii() or not value.isdigit() or not 1 <= _int(value) <= BAUD_MAX:
+            yield "baud: expected a whole number, such as ?baud=38400"
+
+
+def _example(scheme: str) -> str:
+    return {
+        "serial": "serial:///dev/ttyUSB0?baud=38400",
+        "ssh": "ssh://admin@10.0.0.5:6252",
+        "tcp": "tcp://10.0.0.5:5025",
+    }[scheme]
+
+
+def _each_once(bench: Bench) -> Iterator[str]:
+    """Addresses of nodes and devices: two with the same one cannot both be right."""
+    if bench.world != "live":
+        return
+    owner: dict[str, str] = {}
+    for name, node in bench.nodes.items():
+        where = dotted("nodes", name)
+        if node.address and (first := owner.setdefault(node.address, where)) != where:
+            yield f"{where}.address: {first} has the same address"
+    for name, switch in bench.switches.items():
+        where = dotted("switches", name)
+        if (first := owner.setdefault(switch.url.partition("?")[0], where)) != where:
+            yield f"{where}.url: {first} has the same device"
+
+
+# -- cables ------------------------------------------------------------------------------------
+
+
+def _cables(bench: Bench) -> Iterator[str]:
+    uplinks: dict[tuple[str, str], str] = {}
+    fibres: dict[tuple[str, int], str] = {}
+    for near, far in bench.cables.items():
+        where = dotted("cables", near)
+        try:
+            cable = parse_cable(near, far)
+        except ValueError as error:
+            yield f"{where}: {error}"
+            continue
+        yield from (f"{where}: {problem}" for problem in _ends(bench, cable))
+        if (first := uplinks.setdefault((cable.tor, cable.uplink), near)) != near:
+            yield f"{where}: the same uplink as {first!r}; an uplink takes one cable"
+        for port in _ports_of(bench, cable):
+            if (first := fibres.setdefault((cable.switch, port), near)) != near:
+                yield f"{where}: port {port} of {cable.switch} is taken by the cable of {first!r}"
+
+
+def _ends(bench: Bench, cable: Cable) -> Iterator[str]:
+    if cable.tor not in bench.tors:
+        yield f"no ToR {cable.tor!r}{did_you_mean(cable.tor, bench.tors)}"
+    elif int(cable.uplink[1:]) > (count := bench.tors[cable.tor].uplinks):
+        yield f"{cable.tor} has no uplink {cable.uplink} (tors.{cable.tor}.uplinks = {count})"
+    if cable.switch not in bench.switches:
+        yield f"no switch {cable.switch!r}{did_you_mean(cable.switch, bench.switches)}"
+        return
+    if bench.world == "live" and cable.egress is None:
+        yield (
+            "a live bench names both ports, ingress and egress, as in "
+            f'"{cable.switch}:{cable.ingress}/{cable.ingress + 16}"'
+        )
+    yield from _on_the_unit(bench, cable)
+    try:
+        ours = parse_ports(bench.switches[cable.switch].ports)
+    except ValueError:  # told where the switch is checked
+        return
+    for port in _ports_of(bench, cable):
+        if port not in ours:
+            yield (
+                f"port {port} of {cable.switch} is not ours; move the cable, or add the port to "
+                f'switches.{cable.switch}.ports ("{bench.switches[cable.switch].ports}")'
+            )
+
+
+def _on_the_unit(bench: Bench, cable: Cable) -> Iterator[str]:
+    """Ports of an N x N unit whose N we know: ingress 1..N, egress N+1..2N."""
+    if cable.ingress == cable.egress:
+        yield f"ingress and egress are the same port {cable.ingress}"
+    size = bench.switches[cable.switch].emulate.ports
+    if bench.world == "live":
+        return
+    if cable.ingress > size:
+        yield f"{cable.switch} has ingress ports 1-{size}, not {cable.ingress}"
+    elif cable.egress is not None and not size < cable.egress <= 2 * size:
+        yield f"{cable.switch} has egress ports {size + 1}-{2 * size}, not {cable.egress}"
+
+
+def _ports_of(bench: Bench, cable: Cable) -> list[int]:
+    """Ports that the cable takes, as far as the file tells."""
+    if cable.switch not in bench.switches:
+        return []
+    if cable.egress is not None:
+        return [cable.ingress, cable.egress]
+    if bench.world == "live":
+        return [cable.ingress]
+    return [cable.ingress, cable.ingress + bench.switches[cable.switch].emulate.ports]
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _int(digits: str) -> int:
+    """Read digits; what is too long for a port or a rate reads as too large."""
+    return int(digits) if len(digits) < 10 else 10**10

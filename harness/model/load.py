@@ -1,0 +1,112 @@
+"""Files in: a bench or a scenario from TOML, or one `BadFile` that lists all that is wrong with it.
+
+Three passes, each of which may add problems: TOML itself, the schema (`harness.model.schema`), and
+the rules that tie values together (`harness.model.bench_rules`, `scenario_rules`). This is the one
+module of the model that touches the disk.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from harness.errors import BadFile
+from harness.model.bench import Bench, Switch
+from harness.model.bench_rules import PATH_KEYS, bench_problems
+from harness.model.scenario import Scenario
+from harness.model.scenario_rules import scenario_problems, together_problems
+from harness.model.schema import examine
+
+T = TypeVar("T")
+
+FILE_BYTES_MAX = 4 * 2**20
+
+_POSITION = re.compile(r"(.*) \(at line (\d+), column (\d+)\)", re.DOTALL)
+
+
+def load_bench(path: str | Path) -> Bench:
+    """Read a bench file; paths in it are resolved against its own folder.
+
+    Raises `BadFile` with every problem found.
+    """
+    bench = _load(Path(path), Bench, bench_problems)
+    folder = Path(path).resolve().parent
+    switches = {name: _resolve(switch, folder) for name, switch in bench.switches.items()}
+    keys = str(folder / Path(bench.keys).expanduser()) if bench.keys else ""
+    return msgspec.structs.replace(bench, switches=switches, keys=keys)
+
+
+def load_scenario(path: str | Path) -> Scenario:
+    """Read a scenario file. Raises `BadFile` with every problem found."""
+    return _load(Path(path), Scenario, scenario_problems)
+
+
+def bench_path(scenario: Scenario, path: str | Path) -> Path:
+    """Return the scenario's default bench file, which it names relative to its own `path`.
+
+    Raises `BadFile` where it names none.
+    """
+    if not scenario.bench:
+        raise BadFile(
+            str(path), ['bench: missing; name a bench file here, or give one with "--bench FILE"']
+        )
+    return Path(path).parent / Path(scenario.bench).expanduser()
+
+
+def check_together(scenario: Scenario, bench: Bench, path: str | Path = "scenario") -> None:
+    """Check that the scenario can be asked of this bench.
+
+    Raises `BadFile`, naming `path`, the scenario's file.
+    """
+    if problems := list(together_problems(scenario, bench)):
+        raise BadFile(str(path), problems)
+
+
+def _load(path: Path, struct: type[T], rules: Callable[[T], Iterable[str]]) -> T:
+    value, problems = examine(_read(path), struct)
+    if value is not None:
+        problems += rules(value)
+    if problems or value is None:
+        raise BadFile(str(path), list(dict.fromkeys(problems)))
+    return value
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError as error:
+        raise BadFile(str(path), ["no such file"]) from error
+    except OSError as error:
+        raise BadFile(str(path), [f"cannot be read: {error.strerror}"]) from error
+    if len(data) > FILE_BYTES_MAX:
+        raise BadFile(str(path), [f"larger than {FILE_BYTES_MAX} bytes: is this the right file?"])
+    try:
+        return tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise BadFile(str(path), [f"line {line}: not UTF-8 text"]) from error
+    except RecursionError as error:
+        raise BadFile(str(path), ["not TOML: nested too deeply"]) from error
+    except ValueError as error:  # TOMLDecodeError, and int() on numbers of thousands of digits
+        raise BadFile(str(path), [_syntax(str(error))]) from error
+
+
+def _syntax(text: str) -> str:
+    if found := _POSITION.fullmatch(text):
+        return f"line {found[2]}, column {found[3]}: not TOML: {found[1]}"
+    return f"not TOML: {text}"
+
+
+def _resolve(switch: Switch, folder: Path) -> Switch:
+    paths = {
+        key: str(folder / Path(value).expanduser())
+        for key in PATH_KEYS
+        if (value := getattr(switch, key))
+    }
+    return msgspec.structs.replace(switch, **paths)

@@ -1,0 +1,136 @@
+"""The names of metrics: one table that `run.json`, checks, reports and exports share. Pure.
+
+A name is a base and, for all but totals, labels: ``reconfigure.dark_ms[step=3]``,
+``collective.all_reduce.busbw_gb_per_s[path=ring,size=1048576,ranks=4]``. A person may leave labels
+out and write a size as ``4MiB``; a pattern matches every metric that has its base and its labels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from harness.model.scenario import Op
+from harness.model.schema import did_you_mean
+from harness.model.sizes import parse_size
+from harness.model.streams import STAGES
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What a metric's samples are, and which statistic is its headline `value`."""
+
+    unit: str
+    value: Literal["p50", "max", "sum", "mean"]
+    """"mean": of collectives alone, whose time is nccl-tests': the mean of ranks and iterations."""
+    labels: tuple[str, ...]
+    text: str
+
+
+COLLECTIVE_LABELS = ("path", "size", "ranks", "group")
+"""`group` only where it is not all ranks."""
+STEP = ("step",)
+
+QUANTITIES: dict[str, Quantity] = {
+    "reconfigure.dark_ms": Quantity(
+        "ms", "p50", STEP, "last good to first good packet on a circuit that moves"
+    ),
+    "reconfigure.cost_ms": Quantity("ms", "p50", STEP, "intent to steady"),
+    "reconfigure.device_ms": Quantity("ms", "p50", STEP, "waiting for switches and their light"),
+    "reconfigure.link_ms": Quantity("ms", "p50", STEP, "from light to the expected far end"),
+    "reconfigure.communicator_ms": Quantity("ms", "p50", STEP, "the traffic's own time"),
+    "reconfigure.overhead_ms": Quantity(
+        "ms", "p50", STEP, "ours: cost less device, link and communicator"
+    ),
+    "reconfigure.kept_lost": Quantity("", "sum", STEP, "packets lost on circuits that stay"),
+    "reconfigure.refused": Quantity("", "sum", STEP, "changes not made: they would not have paid"),
+    "clock.bound_us": Quantity("us", "max", ("agent",), "bound of the clock offset"),
+    "collective.wrong": Quantity("", "sum", (), "wrong elements over all verified rows"),
+}
+"""Metrics with a fixed base; those of each operation and of each stage are added below."""
+
+OF_AN_OPERATION: dict[str, Quantity] = {
+    "busbw_gb_per_s": Quantity(
+        "GB/s", "mean", COLLECTIVE_LABELS, "bus bandwidth as nccl-tests defines it"
+    ),
+    "algbw_gb_per_s": Quantity("GB/s", "mean", COLLECTIVE_LABELS, "size over time"),
+    "time_us": Quantity("us", "mean", COLLECTIVE_LABELS, "one iteration, mean of ranks"),
+    "time_max_us": Quantity("us", "mean", COLLECTIVE_LABELS, "one iteration, slowest rank"),
+    "wrong": Quantity("", "sum", COLLECTIVE_LABELS, "wrong elements"),
+}
+
+_NAME = re.compile(r"([a-z0-9_.]+)(?:\[([^\[\]]*)\])?", re.ASCII)
+
+
+def quantities() -> dict[str, Quantity]:
+    """Return every base a metric can have."""
+    operations = {
+        f"collective.{op}.{name}": quantity
+        for op in get_args(Op)
+        for name, quantity in OF_AN_OPERATION.items()
+    }
+    stages = {
+        f"reconfigure.stage.{stage}_ms": Quantity(
+            "ms", "p50", STEP, f"from the stage before it to {stage}"
+        )
+        for stage in STAGES[1:]
+    }
+    return QUANTITIES | operations | stages
+
+
+def metric_name(base: str, labels: Mapping[str, object] | None = None) -> str:
+    """Write a metric's name."""
+    if not labels:
+        return base
+    return f"{base}[{','.join(f'{key}={value}' for key, value in labels.items())}]"
+
+
+def parse_metric(text: str) -> tuple[str, dict[str, str]]:
+    """Split a name into base and labels; a size such as ``4MiB`` becomes bytes.
+
+    Raises `ValueError`, saying what a name looks like.
+    """
+    found = _NAME.fullmatch(text)
+    if not found:
+        raise ValueError(f'{text!r} is not a metric, such as "reconfigure.dark_ms[step=1]"')
+    labels: dict[str, str] = {}
+    for pair in (found[2] or "").split(",") if found[2] else ():
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not (key and equals and value) or key in labels:
+            raise ValueError(f"{text!r}: labels are written [name=value,...], each name once")
+        labels[key] = str(parse_size(value)) if key == "size" else value
+    return found[1], labels
+
+
+def metric_problem(text: str) -> str | None:
+    """Say why no run can ever have this metric, or None."""
+    try:
+        base, labels = parse_metric(text)
+    except ValueError as error:
+        return str(error)
+    known = quantities()
+    if base not in known:
+        return f"no metric {base!r}{did_you_mean(base, known)}"
+    for key in labels:
+        if key not in known[base].labels:
+            return f"{base} has no label {key!r}{did_you_mean(key, known[base].labels)}"
+    return None
+
+
+def matching(pattern: str, names: Iterable[str]) -> list[str]:
+    """Return the names that a pattern stands for: itself where it exists, else all it fits.
+
+    Raises `ValueError` as `parse_metric`.
+    """
+    base, labels = parse_metric(pattern)
+    exact = metric_name(base, labels)
+    fits = []
+    for name in names:
+        if name == exact:
+            return [name]
+        other, have = parse_metric(name)
+        if other == base and labels.items() <= have.items():
+            fits.append(name)
+    return fits
