@@ -111,7 +111,7 @@ class Applied:
     sent_ns: int
     """Last change command handed to the line."""
     acknowledged_ns: int
-    """First sign that the device took it: completion line, or the answer that follows a silent set."""
+    """First sign that the device took it: completion line, or the answer after a silent set."""
     done_ns: int
     """The map read back equals the map asked for."""
 
@@ -134,7 +134,7 @@ class Transport(Protocol):
         """Send all of `data`; raise `DeadlineExpired` or `LinkLost`."""
 
     def receive(self, deadline_ns: int) -> bytes:
-        """Return at least one byte as soon as any is there; raise `DeadlineExpired` or `LinkLost`."""
+        """Return one byte or more as soon as there are any; raise `DeadlineExpired`, `LinkLost`."""
 
     def close(self) -> None:
         """Release the line; safe to call twice."""
@@ -163,6 +163,26 @@ class Ocs(Protocol):
 
     def close(self) -> None:
         """End the session; safe to call twice."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a unit that took a whole change has shown for it; stamps as in `Applied`.
+
+    `after` is the whole map, read back in the same exchange; None where the unit cannot do that.
+    """
+
+    sent_ns: int
+    acknowledged_ns: int
+    after: Matching | None = None
+
+
+@runtime_checkable
+class Rewires(Protocol):
+    """A unit that takes deletes and makes in one exchange: the least time in the dark."""
+
+    def rewire(self, drop: Sequence[Circuit], make: Sequence[Circuit]) -> Receipt:
+        """Drop circuits, then make circuits; errors as for `Ocs.connect`."""
 
 
 @runtime_checkable

@@ -1,0 +1,1 @@
+"""Optical circuit switches (OCS), one module a family."""

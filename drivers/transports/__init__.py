@@ -1,0 +1,1 @@
+"""Lines to devices: bytes with deadlines. Foreign exceptions end here, as `drivers.errors`."""
