@@ -26,7 +26,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Optics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Light levels. `averaging` is the unit's power-meter setting 1..8: 10 ms doubling each step."""
+    """Light levels. `averaging` is the power meter's setting 1..8: 10 ms, doubling each step."""
 
     launch_dbm: float = 0.0
     insertion_loss_db: float = 1.2
@@ -102,6 +102,8 @@ class EmulatedSwitch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     faults: Faults = Faults()
     circuits: tuple[tuple[int, int], ...] = ()
     """The map it boots with."""
+    only_is_hitless: bool = False
+    """Whether SCPI `CONN:ONLY` leaves unchanged circuits lit; the usual unit drops all first."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,59 @@
+"""``python -m drivers.emulators CONFIG.json``: one emulated unit, until SIGTERM or SIGINT.
+
+Prints one line of JSON (`Ready`) when every face answers. Exit status 2 and one line on standard
+error where the configuration or the machine does not let it start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import selectors
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from drivers.emulators.config import EmulatedSwitch
+from drivers.emulators.process import serve
+from drivers.errors import Misuse
+
+SWITCH_INTERVAL_S = 0.0005
+"""The mover's thread waits no longer than this for the interpreter; the default is 5 ms."""
+
+
+def main() -> int:
+    """Run one unit; return the exit status."""
+    if len(sys.argv) != 2:
+        sys.stderr.write("usage: python -m drivers.emulators CONFIG.json\n")
+        return 2
+    path = Path(sys.argv[1])
+    with contextlib.suppress(PermissionError):  # already the leader of its own session
+        os.setsid()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    # select() waits with microseconds, epoll with milliseconds: serial pacing needs the former.
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+    try:
+        config = msgspec.json.decode(path.read_bytes(), type=EmulatedSwitch)
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(_until_stopped(config))
+    except (OSError, Misuse, msgspec.DecodeError) as error:
+        sys.stderr.write(f"{path}: {error}\n")
+        return 2
+    return 0
+
+
+async def _until_stopped(config: EmulatedSwitch) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with serve(config, own_process=True) as ready:
+        sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
+        sys.stdout.flush()
+        await stopped.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""One emulated unit at work: its model, its mover, and the lines on which clients talk to it.
+
+Everything here runs on the event loop's thread, so commands are obeyed one after the other,
+whichever line they come in by. The order within a command is the unit's: light goes dark, the
+autonomous reports leave, then the reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Protocol
+
+from drivers.emulators.faces import Answer, Session
+from drivers.emulators.faults import Fate, Fates
+from drivers.emulators.model import Change, SwitchModel
+from drivers.emulators.mover import Mover
+
+
+class Line(Protocol):
+    """What a server offers to one client's dialogue."""
+
+    byte_ns: int
+    """Time that one byte takes on the wire; 0 where there is nothing to pace."""
+
+    def write(self, data: bytes) -> None:
+        """Send, in order."""
+
+    def close(self) -> None:
+        """Hang up once everything written has left."""
+
+
+class Unit:
+    """The model with everything that makes it act. `die` ends the process without a farewell."""
+
+    def __init__(
+        self,
+        model: SwitchModel,
+        mover: Mover,
+        fates: Fates,
+        *,
+        answer_ms: float = 0.0,
+        die: Callable[[], None],
+    ) -> None:
+        self.model, self.mover, self.fates, self.die = model, mover, fates, die
+        self.answer_s = answer_ms / 1e3
+        self._dialogues: set[Dialogue] = set()
+
+    def connect(self, session: Session, line: Line) -> Dialogue:
+        """Open a dialogue on `line`; the server feeds it what arrives."""
+        dialogue = Dialogue(self, session, line)
+        self._dialogues.add(dialogue)
+        return dialogue
+
+    def disconnect(self, dialogue: Dialogue) -> None:
+        """Forget a dialogue whose line is gone."""
+        self._dialogues.discard(dialogue)
+
+    def carry_out(self, change: Change, now_ns: int, wall: datetime) -> None:
+        """Move the light and tell every session that wants to know."""
+        self.mover.carry_out(change, now_ns)
+        for dialogue in self._dialogues:
+            dialogue.tell(change, wall)
+
+
+class Dialogue:
+    """One client on one line."""
+
+    def __init__(self, unit: Unit, session: Session, line: Line) -> None:
+        self._unit, self._session, self._line = unit, session, line
+        self._lose_next = False
+        if session.greeting:
+            line.write(session.greeting)
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes as they arrive; obey every command that they complete."""
+        for command in self._session.lines(data):
+            if not command.strip():
+                continue
+            now_ns, wall = time.monotonic_ns(), datetime.now(UTC)
+            answer = self._session.answer(command, now_ns, wall)
+            for change in answer.changes:
+                self._unit.carry_out(change, now_ns, wall)
+            self._reply(answer)
+
+    def tell(self, change: Change, wall: datetime) -> None:
+        """Send the autonomous report of a change, where the protocol has one."""
+        if report := self._session.report(change, wall):
+            self._line.write(report)
+
+    def _reply(self, answer: Answer) -> None:
+        fate = self._unit.fates.of(answer)
+        if fate is Fate.SEND and not answer.reply:
+            return
+        if fate is Fate.LOSE:
+            self._lose_next = not answer.reply
+        elif self._lose_next and fate is not Fate.DIE:
+            self._lose_next = False
+        elif self._unit.answer_s:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._unit.answer_s, self._send, answer.reply, fate)
+        else:
+            self._send(answer.reply, fate)
+
+    def _send(self, reply: bytes, fate: Fate) -> None:
+        if fate is Fate.SEND:
+            self._line.write(reply)
+            return
+        half = reply[: len(reply) // 2]
+        self._line.write(half)
+        if fate is Fate.CUT:
+            self._line.close()
+        else:
+            on_wire_s = len(half) * self._line.byte_ns / 1e9
+            asyncio.get_running_loop().call_later(on_wire_s, self._unit.die)
