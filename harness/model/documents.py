@@ -62,12 +62,16 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="doc", tag="eve
     data: dict[str, Any]
 
 
+Status = Literal["passed", "failed", "inconclusive", "infrastructure", "interrupted", "bug"]
+"""How a run ended."""
+
+
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag_field="doc", tag="stop"):
     """Closes a run."""
 
     t_ns: int
     wall: str
-    status: Literal["passed", "failed", "inconclusive", "infrastructure", "interrupted", "bug"]
+    status: Status
     exit_code: int
     reason: str
     counts: dict[str, int]
@@ -97,6 +101,8 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     verdict: Literal["passed", "failed", "unknown"]
     found: float | None = None
+    plus_minus: float | None = None
+    """Timing bound of `found`; a limit that lies inside it decides nothing."""
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,14 +17,17 @@ from harness.model.schema import did_you_mean
 from harness.model.sizes import parse_size
 from harness.model.streams import STAGES
 
+Statistic = Literal["p50", "max", "sum", "mean", "rate"]
+"""`rate`: the harmonic mean, which for rates of one size is size over mean time. Times and rates
+of collectives are means because nccl-tests' are."""
+
 
 @dataclass(frozen=True)
 class Quantity:
     """What a metric's samples are, and which statistic is its headline `value`."""
 
     unit: str
-    value: Literal["p50", "max", "sum", "mean"]
-    """"mean": of collectives alone, whose time is nccl-tests': the mean of ranks and iterations."""
+    value: Statistic
     labels: tuple[str, ...]
     text: str
 
@@ -53,9 +56,9 @@ QUANTITIES: dict[str, Quantity] = {
 
 OF_AN_OPERATION: dict[str, Quantity] = {
     "busbw_gb_per_s": Quantity(
-        "GB/s", "mean", COLLECTIVE_LABELS, "bus bandwidth as nccl-tests defines it"
+        "GB/s", "rate", COLLECTIVE_LABELS, "bus bandwidth as nccl-tests defines it"
     ),
-    "algbw_gb_per_s": Quantity("GB/s", "mean", COLLECTIVE_LABELS, "size over time"),
+    "algbw_gb_per_s": Quantity("GB/s", "rate", COLLECTIVE_LABELS, "size over time"),
     "time_us": Quantity("us", "mean", COLLECTIVE_LABELS, "one iteration, mean of ranks"),
     "time_max_us": Quantity("us", "mean", COLLECTIVE_LABELS, "one iteration, slowest rank"),
     "wrong": Quantity("", "sum", COLLECTIVE_LABELS, "wrong elements"),

@@ -1,0 +1,169 @@
+"""``run.json``: everything about a run in one object, derived from its journal and nothing else.
+
+Derived again and again: at the start, at every step's end and when the run is over, replaced in
+one move each time, so a reader never sees half of one. An old journal gives the same summary.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from harness.errors import BadFile, ExitCode
+from harness.model.documents import SCHEMA, Document, Event, Metric, RunSummary, Start, Stop
+from harness.record.journal import Journal, JournalReader, read_journal
+from harness.record.samples import metrics_of
+from harness.record.store import RunFolder
+from harness.record.verdict import ending, evaluate
+
+UNFINISHED = "unfinished"
+LOUD = ("warning", "error", "critical")
+WARNINGS_MAX = 20
+
+
+def summarise(
+    documents: Iterable[Document], coordinator: Mapping[str, int] | None = None
+) -> RunSummary:
+    """Derive the summary of a run, finished or not. Raises `ValueError` without a start document.
+
+    `coordinator` tells who holds the run, while it runs.
+    """
+    start: Start | None = None
+    stop: Stop | None = None
+    events: list[Event] = []
+    for document in documents:
+        if isinstance(document, Start):
+            start = start or document
+        elif isinstance(document, Event):
+            events.append(document)
+        elif isinstance(document, Stop):
+            stop = document
+    if start is None:
+        raise ValueError("the journal has no start document")
+    metrics = metrics_of(events)
+    counts = Counter(event.stream for event in events)
+    return RunSummary(
+        schema=SCHEMA,
+        id=start.run,
+        status=stop.status if stop else UNFINISHED,
+        exit_code=stop.exit_code if stop else None,
+        reason=stop.reason if stop else "the journal has no stop document",
+        world=start.world,
+        seed=start.seed,
+        scenario=start.scenario,
+        bench=start.bench,
+        question=start.question,
+        started=start.wall,
+        stopped=stop.wall if stop else None,
+        notes=(*start.notes, *_torn(documents), *_missing(stop, counts), *_warnings(events)),
+        metrics=metrics,
+        checks=tuple(evaluate(check, metrics) for check in start.checks),
+        counts=dict(sorted(counts.items())),
+        restored=_restored(events),
+        parts=_parts(events),
+        coordinator={} if stop else dict(coordinator or {}),
+    )
+
+
+def read_run(folder: RunFolder, coordinator: Mapping[str, int] | None = None) -> RunSummary:
+    """Derive the summary of a run folder from its journal.
+
+    Raises `BadFile` where there is no journal, or one that tells nothing.
+    """
+    try:
+        return summarise(read_journal(folder.journal), coordinator)
+    except ValueError as error:
+        raise BadFile(str(folder.journal), [str(error)]) from error
+
+
+def write_summary(folder: RunFolder, summary: RunSummary) -> None:
+    """Replace ``run.json`` in one move, durably."""
+    scratch = folder.summary.with_suffix(".tmp")
+    with scratch.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(folder.summary)
+
+
+def refresh(folder: RunFolder, coordinator: Mapping[str, int]) -> RunSummary:
+    """Derive and write the summary of a run that goes on."""
+    summary = read_run(folder, coordinator)
+    write_summary(folder, summary)
+    return summary
+
+
+def conclude(
+    journal: Journal, folder: RunFolder, error: ExitCode = ExitCode.PASSED, reason: str = ""
+) -> RunSummary:
+    """Judge a run, close its journal and write its last summary.
+
+    `error` and `reason` say what ended it, `PASSED` that it went through all its steps.
+    """
+    so_far = read_run(folder)
+    wrong: Metric | None = so_far.metrics.get("collective.wrong")
+    end = ending(so_far.checks, wrong.value if wrong else None, error, reason)
+    journal.stop(end.status, end.exit_code, end.reason)
+    summary = read_run(folder)
+    write_summary(folder, summary)
+    return summary
+
+
+def _missing(stop: Stop | None, counts: Mapping[str, int]) -> list[str]:
+    """Say which streams have fewer events than the stop document counted."""
+    told = stop.counts if stop else {}
+    return [
+        f"the journal is not whole: {n - counts[stream]} of {n} events of {stream} are missing"
+        for stream, n in sorted(told.items())
+        if n > counts[stream]
+    ]
+
+
+def _torn(documents: Iterable[Document]) -> list[str]:
+    torn = documents.torn if isinstance(documents, JournalReader) else 0
+    lines = "1 line was" if torn == 1 else f"{torn} lines were"
+    return [f"the journal is not whole: {lines} cut short and left out"] if torn else []
+
+
+def _warnings(events: Iterable[Event]) -> list[str]:
+    """Return what was noted as a warning or worse, each once, in order."""
+    texts = dict.fromkeys(
+        f"{event.data['who']}: {event.data['text']}"
+        for event in events
+        if event.stream == "note" and event.data["level"] in LOUD
+    )
+    shown = list(texts)[:WARNINGS_MAX]
+    more = len(texts) - len(shown)
+    return [*shown, f"{more} more warnings are in the journal"] if more else shown
+
+
+def _restored(events: Iterable[Event]) -> dict[str, str]:
+    """Return how each switch was left, by what was told last."""
+    return {
+        event.data["switch"]: (
+            event.data["difference"] or "failed"
+            if event.data["outcome"] == "failed"
+            else event.data["outcome"]
+        )
+        for event in events
+        if event.stream == "restore"
+    }
+
+
+def _parts(events: Iterable[Event]) -> dict[str, str]:
+    """Describe every agent and switch in one line."""
+    parts = {}
+    for event in events:
+        data = event.data
+        if event.stream == "agent":
+            facts = ", ".join(f"{k} {v}" for k, v in sorted((data.get("facts") or {}).items()))
+            parts[data["agent"]] = f"agent on {data['host']}" + (f" ({facts})" if facts else "")
+        elif event.stream == "switch":
+            parts[data["switch"]] = (
+                f"{data['vendor']} {data['model']}, serial {data['serial']}, "
+                f"firmware {data['firmware']}, {data['url']}"
+            )
+    return parts
