@@ -1,0 +1,355 @@
+"""The agent's side of its ranks: starts them, orders them about, and says what became of them.
+
+Every order goes to all local ranks at once and is answered when the last has answered. The outcome
+is recorded here, never only by the process that may die: a rank's death answers whatever it was
+asked, with the signal and its last lines. When a deadline passes, each rank's control thread is
+asked how far it came; those that did not enter the collective, or do not answer at all, are named,
+stacks go to the ranks' logs, and the ranks are killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from agents.labour import Handler, Notify
+from agents.pipe import Position, Unpacker, WhereAreYou, merge, pack
+from agents.process import Child, Unkillable, describe_exit, spawn
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.model.nccl import NCCL_ALLOWED
+from harness.wire.messages import (
+    DestroyGroups,
+    Done,
+    EndTraffic,
+    Failure,
+    Hold,
+    MakeGroups,
+    Message,
+    Note,
+    Resume,
+    RunCollective,
+    Samples,
+    StartRanks,
+    StartTraffic,
+    StopAt,
+    StopRanks,
+    TrafficSoFar,
+)
+
+LOG_DIR = "HARNESS_LOG_DIR"
+"""Environment variable: folder of the ranks' logs. Unset: they share the agent's output."""
+
+PROGRAM = (sys.executable, "-m", "agents.rank")
+
+_NO_DEADLINE_NS = 600 * NS_PER_S
+_SETTLE_NS = NS_PER_S // 2
+"""After a first failure the other ranks get this long to tell theirs: the cause comes late."""
+_POSITION_NS = 200 * NS_PER_MS
+_LAST_LINES = 6
+
+
+class Seat(asyncio.Protocol):
+    """One rank as its agent sees it: a child, a socket, and the orders that it has not answered.
+
+    Every future made by `ask` ends with a message; a dead rank's answer is a `Failure`.
+    """
+
+    def __init__(self, rank: int, child: Child, log: Path | None, notify: Notify) -> None:
+        self.rank, self.child = rank, child
+        self.cause = ""
+        self._log, self._notify = log, notify
+        self._unpacker = Unpacker()
+        self._pending: dict[int, asyncio.Future[Message]] = {}
+        self._seq = 0
+        self._transport: asyncio.WriteTransport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(child.pidfd, self._on_exit)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport (asyncio calls this)."""
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Settle what was asked, pass news on (asyncio calls this)."""
+        for frame in self._unpacker.feed(data):
+            waiting = self._pending.pop(frame.seq, None)
+            body = frame.body
+            if isinstance(body, Failure):
+                body = msgspec.structs.replace(body, text=f"rank {self.rank}: {body.text}")
+            if waiting is not None and not waiting.done():
+                waiting.set_result(body)
+            elif frame.seq == 0 and isinstance(body, Failure):
+                self._notify(Note(level="error", text=f"{body.error}: {body.text}"))
+
+    def ask(self, body: Message, deadline_ns: int) -> asyncio.Future[Message]:
+        """Send an order; the future has the answer, however late."""
+        future: asyncio.Future[Message] = self._loop.create_future()
+        if self.cause or self._transport is None:
+            future.set_result(self._death())
+            return future
+        self._seq += 1
+        self._pending[self._seq] = future
+        self._transport.write(pack(self._seq, deadline_ns, body))
+        return future
+
+    def _on_exit(self) -> None:
+        status = self.child.reap()
+        if status is None:
+            return
+        self._loop.remove_reader(self.child.pidfd)
+        self.cause = describe_exit(status)
+        death = self._death()
+        self._notify(Note(level="error", text=death.text, ranks=death.ranks))
+        self._settle()
+
+    def _death(self) -> Failure:
+        text = f"rank {self.rank} (pid {self.child.pid}) {self.cause or 'is gone'}"
+        if lines := self._last_lines():
+            text += "; its last lines: " + " | ".join(lines)
+        return Failure(error="RankDied", text=text, ranks=(self.rank,))
+
+    def _last_lines(self) -> list[str]:
+        if self._log is None:
+            return []
+        try:
+            with self._log.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
+                return log.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
+        except FileNotFoundError:  # the run folder was taken away under us
+            return []
+
+    def _settle(self) -> None:
+        for future in self._pending.values():
+            if not future.done():
+                future.set_result(self._death())
+        self._pending.clear()
+
+    async def end(self) -> None:
+        """Kill the rank and see it gone; raises `Unkillable`."""
+        self._loop.remove_reader(self.child.pidfd)
+        self.cause = self.cause or "was stopped"
+        if self._transport is not None:
+            self._transport.close()
+        await self.child.end()
+        self._settle()
+        self.child.close()
+
+
+class Ranks:
+    """The labour of running ranks; see `agents.labour`. `program` starts one rank."""
+
+    def __init__(
+        self, notify: Notify, *, program: Sequence[str] = PROGRAM, logs: Path | None = None
+    ) -> None:
+        folder = os.environ.get(LOG_DIR)
+        self._notify = notify
+        self._program = tuple(program)
+        self._logs = logs or (Path(folder) if folder else None)
+        self._seats: dict[int, Seat] = {}
+        self._burial: asyncio.Task[str] | None = None
+        self._ending = asyncio.Lock()
+
+    def commands(self) -> dict[type[Message], Handler]:
+        """Return who answers what."""
+        everyone: tuple[type[Message], ...] = (
+            MakeGroups, DestroyGroups, RunCollective, StartTraffic,
+            Hold, StopAt, Resume, TrafficSoFar, EndTraffic,
+        )  # fmt: skip
+        return {
+            **dict.fromkeys(everyone, self._order),
+            StartRanks: self._start,
+            StopRanks: self._stop,
+        }
+
+    async def close(self) -> None:
+        """Kill all ranks and verify that they are gone; raises `Unkillable`."""
+        if left := await self._end_all():
+            raise Unkillable(left)
+
+    def kill_now(self) -> None:
+        """Kill all ranks without waiting."""
+        for seat in list(self._seats.values()):
+            seat.child.kill()
+
+    # -- starting and stopping -----------------------------------------------------------------
+
+    async def _start(self, asked: StartRanks, deadline_ns: int) -> Message:
+        if self._burial is not None:
+            await self._burial
+        if self._seats:
+            running = ", ".join(str(rank) for rank in self._seats)
+            return Failure(error="Busy", text=f"ranks {running} are here already: stop them first")
+        if refused := sorted(set(asked.nccl_env) - set(NCCL_ALLOWED)):
+            return Failure(error="Refused", text=f"not on the list of NCCL variables: {refused}")
+        env = self._environment(asked.nccl_env)
+        for local, rank in enumerate(asked.ranks):
+            self._seats[rank] = await self._spawn(rank, local, env)
+        answer = await self._order(MakeGroups(groups=asked.groups), deadline_ns)
+        if isinstance(answer, Failure):
+            await self._end_all()
+        return answer
+
+    async def _spawn(self, rank: int, local: int, env: dict[str, str]) -> Seat:
+        ours, theirs = socket.socketpair()
+        log = self._logs / f"rank{rank}.log" if self._logs else None
+        output = log.open("ab") if log else None
+        try:
+            child = spawn(
+                [
+                    *self._program,
+                    f"--parent={os.getpid()}",
+                    f"--fd={theirs.fileno()}",
+                    f"--rank={rank}",
+                    f"--local={local}",
+                ],
+                env=env,
+                pass_fds=(theirs.fileno(),),
+                output=output,
+            )
+        finally:
+            theirs.close()
+            if output:
+                output.close()
+        seat = Seat(rank, child, log, self._notify)
+        await asyncio.get_running_loop().create_unix_connection(lambda: seat, sock=ours)
+        return seat
+
+    def _environment(self, nccl_env: dict[str, str]) -> dict[str, str]:
+        """Return the ranks' environment: ours, less NCCL variables that would not be recorded."""
+        stray = sorted(n for n in os.environ if n.startswith("NCCL_") and n not in NCCL_ALLOWED)
+        if stray:
+            text = f"left out of the ranks' environment, not being recorded: {', '.join(stray)}"
+            self._notify(Note(level="warning", text=text))
+        kept = {name: value for name, value in os.environ.items() if name not in stray}
+        return {**kept, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **nccl_env}
+
+    async def _stop(self, _asked: StopRanks, _deadline_ns: int) -> Message:
+        if left := await self._end_all():
+            return Failure(error="Unkillable", text=left)
+        return Done(t_ns=time.monotonic_ns())
+
+    async def _end_all(self) -> str:
+        """Kill all ranks, see them gone; return what could not be killed, in words."""
+        self.kill_now()  # all at once: a rank whose peer is gone would only fill its log
+        async with self._ending:
+            seats = list(self._seats.values())
+            ends = await asyncio.gather(*(seat.end() for seat in seats), return_exceptions=True)
+            self._seats.clear()
+        failed = [end for end in ends if isinstance(end, BaseException)]
+        for bug in (end for end in failed if not isinstance(end, Unkillable)):
+            raise bug
+        left = "; ".join(str(end) for end in failed)
+        if left:
+            self._notify(Note(level="error", text=left))
+        return left
+
+    # -- orders --------------------------------------------------------------------------------
+
+    async def _order(self, asked: Message, deadline_ns: int) -> Message:
+        """Ask every local rank, answer when the last has answered or the deadline has passed."""
+        if not self._seats or self._burial is not None:
+            return Failure(error="NoRanks", text="no rank runs on this node")
+        due_ns = _due_ns(asked, deadline_ns)
+        replies = {seat: seat.ask(asked, due_ns) for seat in self._seats.values()}
+        late = await _settled(list(replies.values()), due_ns)
+        answers = [reply.result() for reply in replies.values() if reply.done()]
+        failures = [answer for answer in answers if isinstance(answer, Failure)]
+        if failures:
+            return combine(failures)
+        if late:
+            return await self._expire(asked, [seat for seat in replies if replies[seat] in late])
+        answer = merge(answers)
+        self._tell_skipped(answer)
+        return answer
+
+    def _tell_skipped(self, answer: Message) -> None:
+        if isinstance(answer, Samples) and any(not row.size_bytes for row in answer.ranks):
+            text = "size 0: less than one 16-byte block for each rank (or one element); not timed"
+            self._notify(Note(level="warning", text=text))
+
+    async def _expire(self, asked: Message, late: list[Seat]) -> Failure:
+        """Find out who is at fault, then kill all ranks: their communicators are of no use."""
+        now_ns = time.monotonic_ns()
+        replies = {s.rank: s.ask(WhereAreYou(), now_ns + _POSITION_NS) for s in late}
+        await _settled(list(replies.values()), now_ns + _POSITION_NS)
+        positions = {
+            rank: found
+            for rank, reply in replies.items()
+            if reply.done() and isinstance(found := reply.result(), Position)
+        }
+        ranks, text = at_fault([seat.rank for seat in late], positions)
+        self.kill_now()
+        self._burial = asyncio.create_task(self._bury())
+        name = asked.__struct_config__.tag
+        return Failure(error="CollectiveExpired", text=f"{name} expired: {text}", ranks=ranks)
+
+    async def _bury(self) -> str:
+        try:
+            return await self._end_all()
+        finally:
+            self._burial = None
+
+
+def at_fault(late: Sequence[int], positions: dict[int, Position]) -> tuple[tuple[int, ...], str]:
+    """Say which of the ranks that are late did not enter, and where each stands.
+
+    A rank is at fault when it does not answer (stopped, or stuck in the kernel), or stands outside
+    a collective that others wait in; if all are inside, those that are behind the furthest.
+    """
+    silent = [rank for rank in late if rank not in positions]
+    outside = [rank for rank, found in positions.items() if not found.inside]
+    furthest = max((found.entered for found in positions.values()), default=0)
+    behind = [rank for rank, found in positions.items() if found.entered < furthest]
+    named = sorted(silent + outside) or sorted(behind)
+    words = [f"rank {rank} does not answer" for rank in silent]
+    for rank, found in sorted(positions.items()):
+        verb = "waits in" if found.inside else "is outside, having entered"
+        words.append(f"rank {rank} {verb} collective {found.entered}")
+    if not named:
+        words.append("no local rank is behind: the missing rank is on another node")
+    return tuple(named), "; ".join(words)
+
+
+def combine(failures: Sequence[Failure]) -> Failure:
+    """Return one failure of several; deaths come first, because the others follow from them."""
+    deaths = [failure for failure in failures if failure.error == "RankDied"]
+    chosen = deaths or list(failures)
+    return Failure(
+        error=chosen[0].error,
+        text="; ".join(failure.text for failure in chosen),
+        ranks=tuple(sorted({rank for failure in chosen for rank in failure.ranks})),
+    )
+
+
+def _due_ns(asked: Message, deadline_ns: int) -> int:
+    """Return when local ranks must have answered: the command's own limit, or the deadline."""
+    now_ns = time.monotonic_ns()
+    due_ns = deadline_ns or now_ns + _NO_DEADLINE_NS
+    if isinstance(asked, RunCollective | StartTraffic):
+        return min(due_ns, now_ns + asked.timeout_ns)
+    return due_ns
+
+
+async def _settled(
+    replies: list[asyncio.Future[Message]], due_ns: int
+) -> set[asyncio.Future[Message]]:
+    """Wait for replies; return those still open at `due_ns`, or soon after a first failure."""
+    pending = {reply for reply in replies if not reply.done()}
+    while pending:
+        left_ns = due_ns - time.monotonic_ns()
+        done, pending = await asyncio.wait(
+            pending, timeout=max(0.0, left_ns / NS_PER_S), return_when=asyncio.FIRST_COMPLETED
+        )
+        if not done:
+            break
+        if any(isinstance(reply.result(), Failure) for reply in done):
+            due_ns = min(due_ns, time.monotonic_ns() + _SETTLE_NS)
+    return pending

@@ -1,0 +1,43 @@
+"""A rank that misbehaves as told by ODD_RANK (``RANK:FAULT``): run in place of `agents.rank`."""
+
+import os
+import signal
+import sys
+import threading
+
+from agents import rank
+from agents.collective import Operation
+
+number, fault = os.environ["ODD_RANK"].split(":")
+mine = f"--rank={number}" in sys.argv
+
+
+def never(_self: Operation, *_args: object) -> None:
+    threading.Event().wait()
+
+
+def die_inside(_self: Operation, _iteration: int) -> None:
+    sys.stderr.write("about to fall over\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop_inside(_self: Operation, _iteration: int) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def spoil(self: Operation) -> None:
+    honest_fill(self)
+    self._sent[0][3] += 1
+
+
+honest_fill = Operation.fill
+if mine and fault == "late":
+    rank.Rank._samples = never  # type: ignore[method-assign,assignment]
+elif mine and fault == "dies":
+    Operation.launch = die_inside  # type: ignore[method-assign]
+elif mine and fault == "stops":
+    Operation.launch = stop_inside  # type: ignore[method-assign]
+elif mine and fault == "spoils":
+    Operation.fill = spoil  # type: ignore[method-assign]
+
+rank.main()
