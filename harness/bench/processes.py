@@ -1,0 +1,104 @@
+"""Processes known by pid *and* start time, and ended without ever hitting a stranger.
+
+A pid alone may be somebody else's by now. A process is therefore recorded with its start time
+(clock ticks since boot, field 22 of ``/proc/<pid>/stat``) and signalled through a pidfd, opened
+first and compared after: what was compared is what is hit.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+NS_PER_MS = 1_000_000
+GRACE_NS = 2_000 * NS_PER_MS
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of this machine, of this boot."""
+
+    pid: int
+    start_ticks: int
+    name: str = ""
+
+    @classmethod
+    def of(cls, pid: int, name: str = "") -> Process:
+        """Identify a running process; raise `ProcessLookupError` where there is none."""
+        ticks = _start_ticks(pid)
+        if ticks is None:
+            raise ProcessLookupError(f"no process {pid} ({name})")
+        return cls(pid=pid, start_ticks=ticks, name=name)
+
+    def is_alive(self) -> bool:
+        """Whether this very process runs (a zombie does not)."""
+        return _start_ticks(self.pid) == self.start_ticks
+
+
+def end(processes: Iterable[Process], *, grace_ns: int = GRACE_NS) -> tuple[Process, ...]:
+    """Ask all to end, wait `grace_ns` together, kill the rest; return those that still stand.
+
+    A process that hangs in the kernel can outlive SIGKILL; it is returned after as long again.
+    """
+    handles = {}
+    try:
+        for process in processes:
+            if (handle := _open(process)) is not None:
+                handles[process] = handle
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for handle in handles.values():
+                _signal(handle, number)
+            _wait(handles, time.monotonic_ns() + grace_ns)
+            if not handles:
+                break
+        return tuple(handles)
+    finally:
+        for handle in handles.values():
+            os.close(handle)
+
+
+def _open(process: Process) -> int | None:
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    if process.is_alive():
+        return handle
+    os.close(handle)
+    return None
+
+
+def _signal(handle: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):  # it ended by itself; the wait will see that
+        signal.pidfd_send_signal(handle, number)
+
+
+def _wait(handles: dict[Process, int], deadline_ns: int) -> None:
+    """Close and remove the handles of processes that end by the deadline."""
+    poll = select.poll()
+    process_of = {handle: process for process, handle in handles.items()}
+    for handle in process_of:
+        poll.register(handle, select.POLLIN)
+    while handles:
+        left_ns = deadline_ns - time.monotonic_ns()
+        if left_ns <= 0:
+            return
+        for handle, _ in poll.poll(left_ns / NS_PER_MS):
+            poll.unregister(handle)
+            os.close(handles.pop(process_of[handle]))
+
+
+def _start_ticks(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name, in parentheses, may hold spaces and parentheses of its own.
+    state, *fields = stat.rpartition(")")[2].split()
+    return None if state in {"Z", "X"} else int(fields[18])
