@@ -65,7 +65,9 @@ def _world(bench: Bench) -> Iterator[str]:
     launchers = LAUNCHERS_OF[bench.world]
     if bench.launcher not in launchers:
         right = " or ".join(f'"{launcher}"' for launcher in launchers)
-        yield f'launcher: "{bench.launcher}" cannot be on an {bench.world} bench; use {right}'
+        yield (
+            f'launcher: "{bench.launcher}" does not go with world = "{bench.world}"; use {right}'
+        )
     if bench.listen:
         host, _, port = bench.listen.rpartition(":")
         if not host or not port.isascii() or not port.isdigit() or not 1 <= _int(port) <= PORT_MAX:

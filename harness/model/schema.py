@@ -31,6 +31,14 @@ _WORDS = {
     mi.FloatType: "a number",
     mi.BoolType: "true or false",
 }
+_FOUND = (
+    (bool, "true or false"),  # before int, which it is too
+    (int, "a whole number"),
+    (float, "a number with a decimal point"),
+    (str, "text"),
+    (dict, "a table"),
+    (list, "a list"),
+)
 
 
 def examine(table: dict[str, Any], struct: type[T]) -> tuple[T | None, list[str]]:
@@ -212,14 +220,4 @@ def _not_one_of(found: object, words: Iterable[str]) -> str:
 
 
 def _word(found: object) -> str:
-    if isinstance(found, bool):
-        return "true or false"
-    if isinstance(found, dict):
-        return "a table"
-    if isinstance(found, list):
-        return "a list"
-    if isinstance(found, str):
-        return "text"
-    if isinstance(found, int | float):
-        return "a number"
-    return "a date or time"
+    return next((word for kind, word in _FOUND if isinstance(found, kind)), "a date or time")
