@@ -53,6 +53,15 @@ def read_ours(ocs: Ocs, ours: frozenset[int]) -> Matching:
     return _ours(ocs.read(), ours)
 
 
+def plan(ocs: Ocs, wanted: Matching, ours: frozenset[int]) -> Delta:
+    """Read the map and return what `apply` would change; raises `BadMatching` as it would."""
+    check(wanted, ours, ocs.identify())
+    whole = ocs.read()
+    before = _ours(whole, ours)
+    _check_free(wanted, whole.circuits - before.circuits)
+    return Delta.between(before, wanted)
+
+
 def apply(
     ocs: Ocs,
     wanted: Matching,
@@ -67,11 +76,8 @@ def apply(
     Past `deadline_ns` no change is begun (`DeadlineExpired`) and no lagging map is waited for; an
     exchange under way keeps its own deadline, and a restore is always tried.
     """
-    check(wanted, ours, ocs.identify())
-    whole = ocs.read()
-    before = _ours(whole, ours)
-    _check_free(wanted, whole.circuits - before.circuits)
-    delta = Delta.between(before, wanted)
+    delta = plan(ocs, wanted, ours)
+    before = Matching(frozenset(delta.drop + delta.keep))
     if not delta:
         now = now_ns()
         return Applied(before, before, delta, now, now, now)

@@ -19,8 +19,14 @@ def json_option(function: F) -> F:
     return option(function)
 
 
+def print_json(value: object) -> None:
+    """Print `value` as one indented JSON object."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
 def show(value: object, text: str, *, as_json: bool) -> None:
-    """Print `value` as indented JSON, or `text`."""
+    """Print `value` as JSON, or `text`."""
     if as_json:
-        text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-    click.echo(text)
+        print_json(value)
+    else:
+        click.echo(text)

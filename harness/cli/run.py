@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
-from harness.cli.output import json_option, show
+from harness.cli.output import json_option, print_json, show
 from harness.cli.progress import Progress
-from harness.cli.runs import run_folder, runs_option
+from harness.cli.runs import runs_option
 from harness.errors import ExitCode
-from harness.record.report import text_report
+from harness.record.report import print_report
+from harness.record.store import find
 from harness.run import entry
 
 FILE = click.Path(path_type=Path)
@@ -58,8 +59,11 @@ def run(
         max_wait_s=max_wait,
         progress=Progress(sys.stderr if as_json else sys.stdout),
     )
-    folder = runs / summary.id
-    show(summary, f"\n{text_report(summary)}\n\nrun folder: {folder}", as_json=as_json)
+    if as_json:
+        print_json(summary)
+    else:
+        click.echo()
+        print_report(summary, sys.stdout, runs / summary.id)
     code = ExitCode.BUG if summary.exit_code is None else ExitCode(summary.exit_code)
     if code is ExitCode.PASSED and summary.status == "inconclusive" and strict:
         return ExitCode.INCONCLUSIVE
@@ -94,7 +98,7 @@ def recover(run: str, runs: Path, as_json: bool) -> int:
     harness recover
     harness recover runs/latest
     """
-    restored = entry.recover(run_folder(run, runs))
+    restored = entry.recover(find(runs, run).path)
     text = "\n".join(f"{switch}: {outcome}" for switch, outcome in restored.items())
     show(restored, text or "nothing to restore", as_json=as_json)
     return ExitCode.PASSED

@@ -1,4 +1,4 @@
-"""Files in: a bench or a scenario from TOML, or one `BadFile` that lists all that is wrong with it.
+"""Files in: a bench, a scenario or a map from TOML, or one `BadFile` with all that is wrong.
 
 Three passes, each of which may add problems: TOML itself, the schema (`harness.model.schema`), and
 the rules that tie values together (`harness.model.bench_rules`, `scenario_rules`). This is the one
@@ -15,9 +15,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from drivers.base import Matching
 from harness.errors import BadFile
 from harness.model.bench import Bench, Switch
 from harness.model.bench_rules import PATH_KEYS, bench_problems
+from harness.model.mapfile import MapFile, map_problems, matching_of
 from harness.model.scenario import Scenario
 from harness.model.scenario_rules import scenario_problems, together_problems
 from harness.model.schema import examine
@@ -44,6 +46,11 @@ def load_bench(path: str | Path) -> Bench:
 def load_scenario(path: str | Path) -> Scenario:
     """Read a scenario file. Raises `BadFile` with every problem found."""
     return _load(Path(path), Scenario, scenario_problems)
+
+
+def load_map(path: str | Path) -> Matching:
+    """Read the circuits of one switch from a map file. Raises `BadFile` with every problem."""
+    return matching_of(_load(Path(path), MapFile, map_problems))
 
 
 def bench_path(scenario: Scenario, path: str | Path) -> Path:
