@@ -10,7 +10,7 @@ import click
 import pytest
 
 from drivers.errors import BadMatching, DeviceFault, DriverError, NoLight, Unreachable
-from harness.cli import COMMANDS, cli, failures, main
+from harness.cli import cli, failures, main
 from harness.errors import (
     AgentsMissing,
     BadFile,
@@ -37,13 +37,8 @@ ALL = dict(commands(cli))
 
 def examples(command: click.Command) -> list[list[str]]:
     lines = (line.strip() for line in (command.help or "").splitlines())
-    return [shlex.split(line, comments=True) for line in lines if line.startswith("harness ")]
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_table_of_commands_says_what_each_command_says(name: str) -> None:
-    helped = ALL[f"harness {name}"].get_short_help_str(limit=200)
-    assert helped.removesuffix(".").startswith(COMMANDS[name][1].split(";")[0].split(",")[0][:20])
+    shown = (line.partition(" > ")[0] for line in lines if line.startswith("harness "))
+    return [shlex.split(line, comments=True) for line in shown]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -55,18 +50,14 @@ def test_the_example_in_each_help_text_parses_as_pasted(
     found = examples(ALL[name])
     assert found, f"{name} --help shows no example"
     for words in found:
-        context: click.Context | None = None
-        command: click.Command = cli
+        command: click.Command | None = cli
         rest = words[1:]
         while isinstance(command, click.Group):
-            context = command.make_context(command.name, list(rest), parent=context)
-            word, inner, rest = command.resolve_command(
-                context, [*context._protected_args, *context.args]
-            )
-            assert inner is not None, f"{name}: no such command in {' '.join(words)}"
-            command = inner
-            command.name = word
-        command.make_context(command.name, list(rest), parent=context)
+            word = rest.pop(0)
+            command = command.get_command(click.Context(command), word)
+            assert command is not None, f"{name}: {' '.join(words)}: no command {word!r}"
+        assert command is not None
+        command.make_context(command.name, rest)
 
 
 @pytest.mark.parametrize("name", [n for n, c in ALL.items() if not isinstance(c, click.Group)])

@@ -1,0 +1,26 @@
+"""The scenarios and benches that come with the house are good, and fit each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.model.load import bench_path, check_together, load_bench, load_scenario
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+BENCHES = sorted((SCENARIOS / "benches").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_scenario_can_be_asked_of_its_own_bench(path: Path) -> None:
+    scenario = load_scenario(path)
+    check_together(scenario, load_bench(bench_path(scenario, path)), path)
+    first_line = path.read_text().splitlines()[0]
+    assert first_line == f'question = "{scenario.question}"', "a scenario opens with its question"
+
+
+@pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)
+def test_the_quickstart_can_be_asked_of_every_bench(path: Path) -> None:
+    quickstart = SCENARIOS / "quickstart.toml"
+    check_together(load_scenario(quickstart), load_bench(path), quickstart)
