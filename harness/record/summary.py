@@ -58,7 +58,13 @@ def summarise(
         question=start.question,
         started=start.wall,
         stopped=stop.wall if stop else None,
-        notes=(*start.notes, *_torn(documents), *_missing(stop, counts), *_warnings(events)),
+        notes=(
+            *start.notes,
+            *_torn(documents),
+            *_missing(stop, counts),
+            *_stayed_electrical(events),
+            *_warnings(events),
+        ),
         metrics=metrics,
         checks=tuple(evaluate(check, metrics) for check in start.checks),
         counts=dict(sorted(counts.items())),
@@ -126,6 +132,19 @@ def _torn(documents: Iterable[Document]) -> list[str]:
     torn = documents.torn if isinstance(documents, JournalReader) else 0
     lines = "1 line was" if torn == 1 else f"{torn} lines were"
     return [f"the journal is not whole: {lines} cut short and left out"] if torn else []
+
+
+def _stayed_electrical(events: Iterable[Event]) -> list[str]:
+    """Say which circuits were asked for and not made, and why."""
+    texts: Counter[str] = Counter()
+    for event in events:
+        data = event.data
+        if event.stream == "shape" and data["unserved"]:
+            edges = ", ".join(data["unserved"])
+            texts[f"{data['shape']}: no switch can carry {edges}: electrical"] += 1
+        elif event.stream == "reconfigure" and data["refused_reason"]:
+            texts[f"a change to {data['path_to']} was not made: {data['refused_reason']}"] += 1
+    return [f"{text} ({n} times)" if n > 1 else text for text, n in texts.items()]
 
 
 def _warnings(events: Iterable[Event]) -> list[str]:
