@@ -76,7 +76,7 @@ class Wire:
     """A TCP client that reads until what it waits for is there."""
 
     def __init__(self, url: str) -> None:
-        host, port = url.removeprefix("tcp://").split(":")
+        host, port = url.removeprefix("tcp://").rpartition("@")[2].split(":")
         self.socket = socket.create_connection((host, int(port)), LIMIT_S)
 
     def __enter__(self) -> "Wire":
@@ -288,6 +288,7 @@ def test_the_host_key_is_private_and_stays_the_same(start, ssh):
 def test_tl1_over_tcp_asks_for_the_same_login(start, ssh):
     face = msgspec.structs.replace(ssh, server="tcp", host_key_file=None)
     unit = start(face)
+    assert unit.ready.urls[0].startswith("tcp://admin@127.0.0.1:")
     with Wire(unit.ready.urls[0]) as client:
         assert "Not logged in" in client.ask("RTRV-PATCH:::1:;", ";\r\n>")
         client.ask("ACT-USER::admin:2::correct horse;", "M  2 COMPLD")

@@ -103,8 +103,9 @@ class _Shell(asyncssh.SSHServerSession[bytes]):
             self._unit.disconnect(self._dialogue)
 
     def write(self, data: bytes) -> None:
-        """Send."""
-        self._channel.write(data)
+        """Send; a report or a late reply may find the client gone."""
+        if not self._channel.is_closing():
+            self._channel.write(data)
 
     def close(self) -> None:
         """Hang up after what was written: a unit that drops the shell drops the connection."""

@@ -70,4 +70,5 @@ async def serve_tcp(face: Face, unit: Unit, session: SessionMaker) -> TcpServer:
         lambda: TcpLine(unit, session, clients), face.host, face.port, reuse_address=True
     )
     port = server.sockets[0].getsockname()[1]
-    return TcpServer(server, clients, Address(f"tcp://{face.host}:{port}"))
+    login = f"{face.user}@" if face.user else ""
+    return TcpServer(server, clients, Address(f"tcp://{login}{face.host}:{port}"))
