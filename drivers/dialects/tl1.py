@@ -195,6 +195,8 @@ class _Body:
 
     def add(self, line: str) -> None:
         text = line.strip()
+        if not text:
+            return
         if self._comment:
             self._comment += " " + text
         elif text.startswith("/*"):
@@ -202,7 +204,7 @@ class _Body:
         elif len(text) >= 2 and text[0] == '"' and text.rstrip(",")[-1] == '"':
             self._rows.append(text.rstrip(",")[1:-1])
             return
-        elif text:
+        else:
             self._words.append(text)
             return
         if self._comment.endswith("*/"):
