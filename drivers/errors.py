@@ -59,7 +59,8 @@ class Refused(DeviceFault):
 
     def __init__(self, code: str, text: str, command: str = "") -> None:
         self.code, self.text, self.command = code, text, command
-        super().__init__(f"device refused{f' {command!r}' if command else ''}: {code} {text}".rstrip())
+        what = f" {command!r}" if command else ""
+        super().__init__(f"device refused{what}: {code} {text}".rstrip())
 
 
 class Indeterminate(DeviceFault):

@@ -58,7 +58,7 @@ class AgentLost(InfrastructureError):
 
 
 class StepFailed(HarnessError):
-    """What was to be measured failed although the bench is sound (wrong data, an expired collective)."""
+    """What was to be measured failed on a sound bench: wrong data, an expired collective."""
 
     exit_code = ExitCode.FAILED
 

@@ -1,4 +1,4 @@
-"""What a steerable top-of-rack switch (ToR) can be asked: its steering routes, read and applied whole.
+"""What a steerable top-of-rack switch (ToR) can be asked: its routes, read and applied whole.
 
 Below every steering route lies the electrical route to the same prefix with a worse metric. Taking
 a steering route away therefore *is* steering to the electrical path: traffic is never stranded.
@@ -12,7 +12,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, order=True)
 class Route:
-    """Traffic for `prefix` leaves by `device` (an uplink) towards `via`, the far uplink's address."""
+    """Traffic for `prefix` leaves by `device`, an uplink, towards `via`, the far end's address."""
 
     prefix: str
     via: str
@@ -20,7 +20,7 @@ class Route:
 
 
 class Tor(Protocol):
-    """The verbs of a steerable ToR. Only routes that we made (by their protocol number) are touched."""
+    """The verbs of a steerable ToR. Only routes with our own protocol number are touched."""
 
     name: str
 

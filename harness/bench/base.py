@@ -37,7 +37,7 @@ class SwitchHandle(Protocol):
         """Make `wanted` our part of the map, verified by read-back; foreign circuits stay."""
 
     async def wait_for_light(self, egress: tuple[int, ...]) -> int | None:
-        """Wait until all of `egress` is lit; return the stamp, or None where it cannot be measured."""
+        """Wait until all of `egress` is lit; return the stamp, None where it cannot be measured."""
 
     waited_ns: int
     """Time spent so far blocked on the device's line."""

@@ -30,7 +30,7 @@ DARK = Plan(frozenset())
 
 
 def plan_shape(topology: Topology, name: str, shape: Shape) -> Plan:
-    """Turn a scenario's shape into links; raises `UsageError` naming the shape and what is wrong."""
+    """Turn a scenario's shape into links; raises `UsageError` naming the shape and its fault."""
     match shape.template:
         case "dark":
             return DARK
