@@ -272,9 +272,12 @@ class StartBeacons(Message, frozen=True, kw_only=True, tag="start_beacons"):
     interval_ns: int
 
 
-class Heard(Message, tag="heard"):
-    """Ask what was heard. With `expect` (device -> "node:device"), answered as soon as every
-    expected far end was heard after `since_ns`, or after `wait_ns`. Answer: `Beacons`."""
+class Heard(Message, frozen=True, kw_only=True, tag="heard"):
+    """Ask what was heard. Answer: `Beacons`.
+
+    With `expect` (device -> "node:device"), answered as soon as every expected far end was heard
+    after `since_ns`, or after `wait_ns`.
+    """
 
     since_ns: int
     expect: dict[str, str] = {}
