@@ -15,12 +15,13 @@ from pathlib import Path
 import click
 import msgspec
 
+from drivers.emulators.light.abilities import probe as probe_light
 from harness.cli.output import json_option, show
+from harness.clock import NS_PER_MS, NS_PER_US
 from harness.errors import ExitCode
 
 PACKAGES = ("drivers", "harness", "agents")
 ASK_S = 10
-CAP_NET_ADMIN = 12
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,13 +74,6 @@ def gpus() -> Finding:
     count = len([line for line in said.splitlines() if line.startswith("GPU ")])
     found = f"{count}: collectives use NCCL" if count else "none: collectives use gloo on the CPU"
     return Finding(name="gpus", ok=count > 0, found=found)
-
-
-def privilege() -> Finding:
-    """Look for CAP_NET_ADMIN, which network namespaces and eBPF need."""
-    ok = may_configure_networks()
-    found = "CAP_NET_ADMIN is held" if ok else "no CAP_NET_ADMIN: run as root to move real packets"
-    return Finding(name="privilege", ok=ok, found=found)
 
 
 def pty() -> Finding:
@@ -135,34 +129,58 @@ def ask(*command: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def may_configure_networks() -> bool:
-    """Return whether this process holds CAP_NET_ADMIN."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return False
-    held = next((line.split()[1] for line in status.splitlines() if line.startswith("CapEff")), "0")
-    return bool(int(held, 16) >> CAP_NET_ADMIN & 1)
+def light() -> list[Finding]:
+    """Try, in a namespace that is thrown away, all that moves packets on an emulated bench."""
+    can = probe_light()
+    timers = (
+        f"late by {can.lateness_p99_ns / NS_PER_US:.0f} us (p99): "
+        f"dark times from {can.smallest_dark_ns / NS_PER_MS:.1f} ms on are kept"
+    )
+    return [
+        Finding(name=name, ok=not refusal, found=refusal or "works")
+        for name, refusal in (
+            ("namespaces", can.namespaces),
+            ("ebpf", can.ebpf),
+            ("mirred", can.mirred),
+            ("user netns", can.user_namespaces),
+        )
+    ] + [
+        Finding(name="timers", ok=True, found=timers),
+        Finding(name="light", ok=can.light != "none", found=LIGHT[can.light]),
+    ]
 
 
+LIGHT = {
+    "ebpf": "emulated circuits move packets by eBPF",
+    "mirred": "emulated circuits move packets by tc u32 + mirred",
+    "none": "emulated benches run control plane only: switches answer, no packet moves",
+}
 PROBES: tuple[Callable[[], Finding], ...] = (
-    python, packages, cores, torch, gpus, privilege, pty, tools, serial_lines, clock_source,
-)  # fmt: skip
+    python,
+    packages,
+    cores,
+    torch,
+    gpus,
+    pty,
+    tools,
+    serial_lines,
+    clock_source,
+)
 
 
 @click.command()
 @json_option
 def doctor(as_json: bool) -> int:
-    r"""Tell what this machine can do for a bench; ends with 3 where it can run none.
+    r"""Tell what this machine can do for a bench, by trying; ends with 3 where it can run none.
 
     \b
     harness doctor
     """
-    findings = [probe() for probe in PROBES]
-    lines = [
-        f"{'yes' if f.ok else 'NO' if f.needed else 'no':<4} {f.name:<10} {f.found}"
-        for f in findings
-    ]
+    findings = [*(probe() for probe in PROBES), *light()]
+    lines = []
+    for finding in findings:
+        answer = "yes" if finding.ok else "NO" if finding.needed else "no"
+        lines.append(f"{answer:<4} {finding.name:<11} {finding.found}")
     unfit = [finding.name for finding in findings if finding.needed and not finding.ok]
     if unfit:
         lines.append(f"no bench runs here: see {', '.join(unfit)}")

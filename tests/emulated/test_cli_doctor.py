@@ -1,0 +1,35 @@
+"""`harness doctor` tries what it tells of, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main
+
+
+def findings(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, object]]:
+    assert main(["doctor", "--json"]) == 0
+    return {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
+
+
+def test_a_machine_without_the_tools_is_told_which_are_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda tool, path=None: None if tool == "socat" else tool)
+    assert findings(capsys)["tools"]["found"] == "missing: socat"
+
+
+@pytest.mark.root
+def test_as_root_emulated_circuits_move_packets(capsys: pytest.CaptureFixture[str]) -> None:
+    found = findings(capsys)
+    assert found["namespaces"]["ok"]
+    assert found["light"]["ok"]
+    assert "ebpf" in str(found["light"]["found"]).lower() or not found["ebpf"]["ok"]
+
+
+def test_the_serial_line_that_it_tried_was_real(capsys: pytest.CaptureFixture[str]) -> None:
+    name = Path(str(findings(capsys)["pty"]["found"]))
+    assert name.is_relative_to("/dev")
