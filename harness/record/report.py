@@ -17,10 +17,13 @@ from harness.model.scenario_rules import ELECTRICAL
 from harness.model.streams import STAGES
 from harness.record.figures import DASH, bound_only, figure, size, with_bound
 
-BUSBW = (
-    "algbw: size over mean time. busbw: algbw scaled by what the operation must move, as",
-    "nccl-tests does, so that it compares with the rate of one link whatever the ranks.",
+COLLECTIVES = (
+    "mean, slowest: time of an iteration, us, over all ranks and of the slowest one. algbw: GB/s,",
+    "size over mean time. busbw: GB/s, algbw scaled by what the operation must move, as nccl-tests",
+    "does, so that it compares with the rate of one link whatever the ranks. wrong: elements.",
 )
+COLOURS = {"passed": "green", "failed": "red", "unknown": "yellow"}
+ROW = ("op", "path", "size", "ranks", "n", "mean", "slowest", "algbw", "busbw", "wrong")
 ACCOUNTS = (
     ("dark", "last good to first good packet on a circuit that moves"),
     ("cost", "intent to steady; the sum of the four below"),
@@ -64,13 +67,16 @@ def print_report(summary: RunSummary, stream: IO[str], folder: Path | None = Non
     for section in sections(summary, folder):
         console.print(section.title, style="bold")
         for line in section.lines:
-            console.print(f"  {line}")
+            console.print(f"  {line}", soft_wrap=True)
         if section.rows:
-            table = Table()
+            table = Table(box=None, padding=(0, 1, 0, 1), collapse_padding=True, header_style="dim")
             for i, column in enumerate(section.columns):
-                table.add_column(column, justify="left" if i in section.text else "right")
+                if i in section.text:
+                    table.add_column(column, overflow="fold")
+                else:  # half a number is a wrong number
+                    table.add_column(column, justify="right", no_wrap=True, min_width=len(column))
             for row in section.rows:
-                table.add_row(*row)
+                table.add_row(*row, style=COLOURS.get(row[0]))
             console.print(table)
         console.print()
 
@@ -82,17 +88,7 @@ def sections(summary: RunSummary, folder: Path | None = None) -> Iterator[Sectio
         parts = sorted(summary.parts.items())
         yield Section(_bench_title(summary), (), ("part", "what"), parts, (0, 1))
     if rows := list(_collectives(summary)):
-        columns: tuple[str, ...] = (
-            "operation",
-            "path",
-            "size",
-            "ranks",
-            "n",
-            "mean us",
-            "slowest rank us",
-        )
-        columns += ("algbw GB/s", "busbw GB/s", "wrong")
-        yield Section("Collectives", BUSBW, columns, rows, (0, 1))
+        yield Section("Collectives", COLLECTIVES, ROW, rows, (0, 1))
     yield from _reconfigurations(summary)
     if summary.checks:
         found = [
@@ -150,7 +146,7 @@ def _collectives(summary: RunSummary) -> Iterator[tuple[str, ...]]:
             _value(metric("time_max_us")),
             _value(metric("algbw_gb_per_s")),
             _value(metric("busbw_gb_per_s")),
-            f"{wrong.value:.0f}" if wrong else "not verified",
+            f"{wrong.value:.0f}" if wrong else DASH,
         )
 
 

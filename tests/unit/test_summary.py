@@ -147,6 +147,8 @@ def test_warnings_come_before_the_numbers() -> None:
 
 
 class Terminal(io.StringIO):
+    """Eighty columns wide, as terminals without a size are."""
+
     def isatty(self) -> bool:
         return True
 
@@ -157,7 +159,7 @@ def test_a_terminal_gets_the_same_numbers() -> None:
     print_report(summary, terminal, Path("runs/x"))
     print_report(summary, plain, Path("runs/x"))
     assert plain.getvalue() == text_report(summary, Path("runs/x")) + "\n"
-    for text in ("emulated on one machine", "26 ±1", "Run folder: runs/x"):
+    for text in ("emulated on one machine", "26 ±1", "0.01728", "[path=ring", "Run folder: runs/x"):
         assert text in terminal.getvalue()
         assert text in plain.getvalue()
 
