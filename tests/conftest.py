@@ -48,19 +48,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def our_processes() -> dict[int, str]:
-    """pid -> command line of every live process that inherited our mark, but not ourselves."""
-    wanted = f"{MARK}={os.environ[MARK]}".encode()
+    """pid -> command line of every live process that inherited our mark, and of our children."""
+    mark, parent = f"{MARK}={os.environ[MARK]}".encode(), f"PPid:\t{os.getpid()}\n"
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with suppress(OSError):
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                found[int(entry.name)] = b" ".join(words).decode(errors="replace").strip()
-    return {
-        pid: line for pid, line in found.items() if "multiprocessing.resource_tracker" not in line
-    }
+            marked = mark in (entry / "environ").read_bytes().split(b"\0")
+            if not marked and parent not in (entry / "status").read_text():
+                continue
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if line.strip() and "multiprocessing.resource_tracker" not in line:
+                found[int(entry.name)] = line.strip()
+    return found
 
 
 def our_terminals() -> set[str]:
@@ -104,15 +105,17 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     processes, terminals, net = set(our_processes()), our_terminals(), network()
     yield
-    deadline = time.monotonic() + GONE_WITHIN_S
+    deadline, clean = time.monotonic() + GONE_WITHIN_S, 0
     while True:
         left = {pid: line for pid, line in our_processes().items() if pid not in processes}
         things = (our_terminals() - terminals) | (network() - net)
-        if not left and not things:
+        # Twice, because a process that is just being started shows no environment for a moment.
+        clean = 0 if left or things else clean + 1
+        if clean == 2:
             return
         if time.monotonic() > deadline:
             break
-        time.sleep(0.05)
+        time.sleep(0.02)
     for pid in left:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
