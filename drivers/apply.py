@@ -30,6 +30,7 @@ from drivers.errors import (
     DeadlineExpired,
     DeviceFault,
     Indeterminate,
+    LinkLost,
     Mismatch,
     NoLight,
     Refused,
@@ -50,13 +51,13 @@ Sleep = Callable[[float], None]
 
 def read_ours(ocs: Ocs, ours: frozenset[int]) -> Matching:
     """Read the part of the map that is ours: circuits of which both ports are."""
-    return _ours(ocs.read(), ours)
+    return _ours(_read(ocs), ours)
 
 
 def plan(ocs: Ocs, wanted: Matching, ours: frozenset[int]) -> Delta:
     """Read the map and return what `apply` would change; raises `BadMatching` as it would."""
     check(wanted, ours, ocs.identify())
-    whole = ocs.read()
+    whole = _read(ocs)
     before = _ours(whole, ours)
     _check_free(wanted, whole.circuits - before.circuits)
     return Delta.between(before, wanted)
@@ -204,7 +205,7 @@ class _Change:
         """Read our map, or raise `Indeterminate`."""
         for attempt in range(READS):
             try:
-                return read_ours(self._ocs, self._ours)
+                return _ours(self._ocs.read(), self._ours)
             except (AccessDenied, Untrusted) as fault:
                 raise self._unknown(cause, fault) from fault
             except DeviceFault as fault:
@@ -246,6 +247,14 @@ class _Change:
         )
         failed.__cause__ = fault
         return failed
+
+
+def _read(ocs: Ocs) -> Matching:
+    """Read the whole map; a line that the unit closed while it was idle is opened again."""
+    try:
+        return ocs.read()
+    except LinkLost:
+        return ocs.read()
 
 
 def _rewire(ocs: Ocs, delta: Delta, now_ns: Clock) -> Receipt:

@@ -146,6 +146,10 @@ class Ocs(Protocol):
     name: str
     capabilities: Capabilities
 
+    @property
+    def waited_ns(self) -> int:
+        """Time spent so far blocked on the unit's line: the device's share of what a caller saw."""
+
     def identify(self) -> Identity:
         """Ask the unit who it is; cached after the first answer."""
 
@@ -158,8 +162,9 @@ class Ocs(Protocol):
     def disconnect(self, circuits: Sequence[Circuit]) -> None:
         """Drop circuits; errors as for `connect`."""
 
-    def preview(self, delta: Delta) -> list[str]:
-        """Return the exact command lines that `apply` would send for `delta`; sends nothing."""
+    @staticmethod
+    def preview(delta: Delta) -> list[str]:
+        """Return the exact command lines that `apply` would send for `delta`; needs no unit."""
 
     def close(self) -> None:
         """End the session; safe to call twice."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from drivers.address import (
     TcpAddress,
     parse,
 )
-from drivers.base import Ocs, Transport
+from drivers.base import Delta, Ocs, Transport
 from drivers.errors import Misuse
 from drivers.ocs.line import Access
 from drivers.ocs.polatis import PolatisScpi, PolatisTl1
@@ -23,7 +23,7 @@ from drivers.ocs.polatis import PolatisScpi, PolatisTl1
 OPEN_TIMEOUT_NS = 15_000_000_000
 """For connecting and logging in: key exchange with a small embedded processor takes seconds."""
 
-DRIVERS: Mapping[str, Callable[[Access], Ocs]] = MappingProxyType(
+DRIVERS: Mapping[str, type[PolatisScpi | PolatisTl1]] = MappingProxyType(
     {
         "polatis-scpi": PolatisScpi,
         "polatis-tl1": PolatisTl1,
@@ -48,14 +48,24 @@ def open_ocs(
     `BadAddress`, or what opening the line raises: `Unreachable`, `Untrusted`, `AccessDenied`,
     `DeadlineExpired`, `LinkLost`, `Garbled`.
     """
-    construct = DRIVERS.get(driver)
-    if construct is None:
-        raise Misuse(f"{name}: no driver {driver!r}; there are {', '.join(sorted(DRIVERS))}")
+    construct = driver_class(driver)
     address = parse(url)
     opener = partial(open_line, address, credentials, transcript=transcript)
     return construct(
         Access(name, address, opener, exchange_timeout_ns, open_timeout_ns, credentials)
     )
+
+
+def preview(driver: str, delta: Delta) -> list[str]:
+    """Return the exact command lines that `driver` would send for `delta`; opens nothing."""
+    return driver_class(driver).preview(delta)
+
+
+def driver_class(driver: str) -> type[PolatisScpi | PolatisTl1]:
+    """Return the class of a driver; raise `Misuse` listing those there are."""
+    if driver not in DRIVERS:
+        raise Misuse(f"no driver {driver!r}; there are {', '.join(sorted(DRIVERS))}")
+    return DRIVERS[driver]
 
 
 def open_line(

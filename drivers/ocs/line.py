@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from drivers.address import NO_CREDENTIALS, Address, Credentials
+from drivers.address import NO_CREDENTIALS, Address, Credentials, SerialAddress
 from drivers.base import Transport
 from drivers.errors import DeadlineExpired, Garbled, Indeterminate, LinkLost
+from drivers.transports.metered import Meter, Metered
 
 QUIET_NS = 20_000_000
 """After a fault: no byte for this long means that nothing more of the old exchange comes."""
@@ -47,6 +48,12 @@ class Line:
         self._transport: Transport | None = None
         self._doubtful = False
         self._closed = False
+        self._meter = Meter()
+
+    @property
+    def waited_ns(self) -> int:
+        """Time spent so far blocked on the line, over all its openings."""
+        return self._meter.waited_ns
 
     def doubt(self) -> None:
         """Say that question and answer may be out of step."""
@@ -114,10 +121,18 @@ class Line:
             transport.close()
 
     def _reopened(self) -> Transport:
-        transport = self.access.open(self.access.now_ns() + self.access.open_timeout_ns)
+        opened = self.access.open(self.access.now_ns() + self.access.open_timeout_ns)
+        transport = Metered(opened, self._meter)
         self._transport = transport
         try:
             self._sync(transport, self._deadline(), True)
+        except DeadlineExpired as expired:
+            self._drop()
+            serial = isinstance(self.access.address, SerialAddress)
+            raise DeadlineExpired(
+                f"{self.access.name}: {transport.name} is open, but the unit does not answer its"
+                f" first question: check {'baud rate, cable' if serial else 'the port'} and driver"
+            ) from expired
         except BaseException:
             self._drop()
             raise

@@ -48,6 +48,11 @@ class PolatisScpi:
             raise
         self.capabilities = _capabilities(self._identity.model)
 
+    @property
+    def waited_ns(self) -> int:
+        """Time spent so far blocked on the unit's line."""
+        return self._line.waited_ns
+
     def identify(self) -> Identity:
         """Return the ``*IDN?`` answer, asked at opening."""
         return self._identity
@@ -81,11 +86,12 @@ class PolatisScpi:
             self._line.check(last.removesuffix(";STAT?"))
         return Receipt(answer.sent_ns, answer.received_ns, after)
 
-    def preview(self, delta: Delta) -> list[str]:
+    @staticmethod
+    def preview(delta: Delta) -> list[str]:
         """Return the messages that `rewire` would send for `delta`."""
         if not delta:
             return []
-        *first, last = self._changes(delta.drop, delta.make)
+        *first, last = PolatisScpi._changes(delta.drop, delta.make)
         return [*(f"{message};{LAST_COMMAND}" for message in first), last]
 
     def power_dbm(self, ports: Sequence[int]) -> Mapping[int, float]:
@@ -112,7 +118,8 @@ class PolatisScpi:
         size = _size_in(model) or self._line.query(":OXC:SWIT:SIZE?", scpi.parse_size).value
         return _identity(vendor, model, serial, firmware, size)
 
-    def _changes(self, drop: Sequence[Circuit], make: Sequence[Circuit]) -> list[str]:
+    @staticmethod
+    def _changes(drop: Sequence[Circuit], make: Sequence[Circuit]) -> list[str]:
         """Return the messages of a change: one where it fits, so that dark time is least."""
         sets = [("SUB", batch) for batch in _batches(drop, BATCH_MAX)]
         sets += [("ADD", batch) for batch in _batches(make, BATCH_MAX)]
@@ -153,6 +160,11 @@ class PolatisTl1:
             raise
         self.capabilities = _capabilities(self._identity.model)
 
+    @property
+    def waited_ns(self) -> int:
+        """Time spent so far blocked on the unit's line."""
+        return self._line.waited_ns
+
     def identify(self) -> Identity:
         """Return who the unit is, asked at opening."""
         return self._identity
@@ -178,12 +190,13 @@ class PolatisTl1:
             raise Indeterminate(f"{self.name}: changed, but not read back: {error}") from error
         return Receipt(answers.sent_ns, answers.received_ns[-2], after)
 
-    def preview(self, delta: Delta) -> list[str]:
+    @staticmethod
+    def preview(delta: Delta) -> list[str]:
         """Return the commands that `rewire` would send for `delta`; ctags are drawn at sending."""
         if not delta:
             return []
-        changes = self._changes(delta.drop, delta.make)
-        return [request.command("<ctag>") for request in (*changes, self.READ)]
+        changes = PolatisTl1._changes(delta.drop, delta.make)
+        return [request.command("<ctag>") for request in (*changes, PolatisTl1.READ)]
 
     def power_dbm(self, ports: Sequence[int]) -> Mapping[int, float]:
         """Read optical power; raise `Misuse` for a unit without power monitors."""
@@ -235,7 +248,8 @@ class PolatisTl1:
         if requests:
             self._line.ask(*requests, changes=True)
 
-    def _changes(self, drop: Sequence[Circuit], make: Sequence[Circuit]) -> list[tl1.Request]:
+    @staticmethod
+    def _changes(drop: Sequence[Circuit], make: Sequence[Circuit]) -> list[tl1.Request]:
         drops = [tl1.aid([a for a, _ in batch]) for batch in _batches(drop, BATCH_MAX)]
         makes = [tl1.pair_aid(batch) for batch in _batches(make, BATCH_MAX)]
         return [tl1.Request("DLT-PATCH", aid) for aid in drops] + [

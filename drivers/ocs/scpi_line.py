@@ -39,6 +39,11 @@ class ScpiLine:
         self._name = access.name
         self._identity: str | None = None
 
+    @property
+    def waited_ns(self) -> int:
+        """Time spent so far blocked on the line."""
+        return self._line.waited_ns
+
     def identity(self) -> str:
         """Return the ``*IDN?`` answer."""
         if self._identity is None:

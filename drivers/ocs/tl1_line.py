@@ -45,6 +45,11 @@ class Tl1Line:
         self._user = address_user or access.credentials.user
         self._newline = "\n"
 
+    @property
+    def waited_ns(self) -> int:
+        """Time spent so far blocked on the line."""
+        return self._line.waited_ns
+
     def ask(self, *requests: tl1.Request, changes: bool = False) -> Answers:
         """Send the requests together and return their answers, all of them completed.
 

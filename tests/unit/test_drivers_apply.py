@@ -306,6 +306,16 @@ def test_a_read_back_that_fails_once_is_tried_again() -> None:
     assert put(switch, (1, 10)).after == Matching.of([(1, 10)])
 
 
+def test_a_line_closed_while_idle_is_no_reason_to_fail() -> None:
+    switch = Switch((1, 9))
+    switch.on_read = [LinkLost("idle logout")]
+    assert put(switch, (1, 10)).after == Matching.of([(1, 10)])
+    switch.on_read = [LinkLost("gone"), LinkLost("gone")]
+    with pytest.raises(LinkLost):
+        put(switch, (1, 11))
+    assert switch.map == {1: 10}
+
+
 def test_a_map_that_lags_behind_is_waited_for() -> None:
     class Slow(Switch):
         def read(self) -> Matching:

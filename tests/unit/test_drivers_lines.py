@@ -141,7 +141,7 @@ def far() -> int:
 
 
 def test_the_catalog_names_what_it_has() -> None:
-    with pytest.raises(Misuse, match="agg0: no driver 'polaris'; there are polatis-scpi"):
+    with pytest.raises(Misuse, match="no driver 'polaris'; there are polatis-scpi"):
         open_ocs("polaris", "tcp://h:1", name="agg0", exchange_timeout_ns=1)
     with pytest.raises(BadAddress):
         open_ocs("polatis-scpi", "h:1", name="agg0", exchange_timeout_ns=1)
