@@ -16,11 +16,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", required=True, help="address under which ranks reach this store")
     host = parser.parse_args().host
-    from torch.distributed import TCPStore  # noqa: PLC0415  (seconds; --help must not wait)
+    from torch.distributed import TCPStore
 
-    store = TCPStore(
-        host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
-    )
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     sys.stdout.write(f"{host}:{store.port}\n")
     sys.stdout.flush()
     sys.stdin.buffer.read()

@@ -62,6 +62,8 @@ class Light(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """
 
     kind: Literal["none", "ebpf", "mirred"] = "none"
+    hold_ms: float = 0.0
+    """How long a port stays down after its light is back, as a NIC's does; power shows at once."""
     netns: str = ""
     tx: dict[int, str] = {}
     rx: dict[int, str] = {}

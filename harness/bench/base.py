@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, TypeVar
 
-from drivers.base import Applied, Delta, Identity, Matching
+from drivers.base import Applied, Identity, Matching
 from drivers.tor.base import Route
 from harness.clock import Clock
 from harness.fabric.topology import Topology
@@ -23,9 +23,21 @@ R = TypeVar("R", bound=Message)
 class SwitchHandle(Protocol):
     """One switch behind its own worker thread: a call never blocks the event loop."""
 
-    name: str
-    spec: Switch
-    """As in the bench file, with the URL and known_hosts that are really used."""
+    @property
+    def name(self) -> str:
+        """As in the bench file."""
+
+    @property
+    def spec(self) -> Switch:
+        """As in the bench file, with the URL and known_hosts that are really used."""
+
+    @property
+    def waited_ns(self) -> int:
+        """Time spent so far blocked on the device's line."""
+
+    @property
+    def typical_switch_ns(self) -> int:
+        """What the unit's family and model usually take."""
 
     async def identify(self) -> Identity:
         """Ask who it is."""
@@ -37,31 +49,35 @@ class SwitchHandle(Protocol):
         """Make `wanted` our part of the map, verified by read-back; foreign circuits stay."""
 
     async def wait_for_light(self, egress: tuple[int, ...]) -> int | None:
-        """Wait until all of `egress` is lit; return the stamp, None where it cannot be measured."""
-
-    waited_ns: int
-    """Time spent so far blocked on the device's line."""
-    typical_switch_ns: int
-
-    def preview(self, delta: Delta) -> list[str]:
-        """Return the command lines that a change would send."""
+        """Wait until all of `egress` is lit; return the stamp, None where unmeasurable."""
 
 
 class Bench(Protocol):
     """A running bench, entered with ``async with``; leaving it stops all that it started."""
 
-    world: str
-    topology: Topology
-    clock: Clock
-    notes: tuple[str, ...]
-    """What a reader of the results must know first."""
-    switches: Mapping[str, SwitchHandle]
-    hellos: Mapping[str, Hello]
-    """Per connected agent, what it said of itself. Nodes always have one; ToRs may."""
-    clocks: Mapping[str, ClockFit]
-    """Per agent, the mapping of its clock onto the coordinator's, with its bound."""
-    store: str
-    """``HOST:PORT`` of the ranks' rendezvous store, owned outside the ranks."""
+    @property
+    def topology(self) -> Topology:
+        """What is cabled to what."""
+
+    @property
+    def clock(self) -> Clock:
+        """The coordinator's."""
+
+    @property
+    def switches(self) -> Mapping[str, SwitchHandle]:
+        """Open switches."""
+
+    @property
+    def hellos(self) -> Mapping[str, Hello]:
+        """Per connected agent, what it said of itself. Nodes always have one; ToRs may."""
+
+    @property
+    def clocks(self) -> Mapping[str, ClockFit]:
+        """Per agent, the mapping of its clock onto the coordinator's, with its bound."""
+
+    @property
+    def store(self) -> str:
+        """``HOST:PORT`` of the ranks' rendezvous store, owned outside the ranks."""
 
     async def ask(self, agent: str, body: Message, reply: type[R], timeout_ns: int) -> R:
         """Send one command to one agent and return its answer.

@@ -1,8 +1,8 @@
 """What a bench made on this machine, on record before it was made, so that anyone can clean it up.
 
-One JSON file per emulated bench, in ``/run/orchestrl-harness`` (for an ordinary user in a folder of
-their own under the temporary folder). Tearing down works by recorded names and recorded processes,
-from any process, any number of times. `sweep` cleans what dead owners left, and leaves alone what a
+One JSON file per emulated bench, in ``/run/orchestrl-harness`` (for an ordinary user, in a folder
+of their own under the temporary folder). Tearing down works by recorded names and processes, from
+any process, any number of times. `sweep` cleans what dead owners left, and leaves alone what a
 living owner holds and what a run still needs to be recovered.
 
 Raises `InfrastructureError` where something refuses to go.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from drivers.netlink import delete_namespace, namespace_path, namespaces, run_in
+from drivers.userns import outer_uid
 from harness.bench.processes import GRACE_NS, Process, end
 from harness.errors import InfrastructureError
 
@@ -58,10 +60,11 @@ def boot_id() -> str:
 
 def record_folder() -> Path:
     """Return (and make) the folder of records: only this user may write there."""
-    if os.geteuid() == 0 and os.access("/run", os.W_OK):
+    uid = outer_uid()
+    if uid == 0:
         folder = Path("/run/orchestrl-harness")
-    else:
-        folder = Path(tempfile.gettempdir()) / f"orchestrl-harness-{os.getuid()}"
+    else:  # not under /run: a user namespace has a /run of its own, which ends with it
+        folder = Path(tempfile.gettempdir()) / f"orchestrl-harness-{uid}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
         raise InfrastructureError(f"{folder} belongs to somebody else: remove it")
@@ -100,6 +103,20 @@ def keep_for(path: Path, run_folder: Path | None) -> None:
         write_record(path, msgspec.structs.replace(record, keep_for=wanted))
 
 
+def private_folder(path: Path) -> Path:
+    """Return (and make) the folder of a bench's keys and passwords; it goes with the record."""
+    folder = path.with_suffix("")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def release(run_folder: Path) -> None:
+    """Tear down the benches that are kept for `run_folder`: it is recovered."""
+    for path in records(record_folder()):
+        if read_record(path).keep_for == str(run_folder.resolve()):
+            tear_down(path)
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder's lock: one writer at a time, across processes. Held for milliseconds."""
@@ -134,6 +151,7 @@ def tear_down(path: Path, *, grace_ns: int = GRACE_NS) -> None:
         _remove_links(record.links)
         for name in record.namespaces:
             delete_namespace(name)
+    shutil.rmtree(path.with_suffix(""), ignore_errors=True)
     path.unlink(missing_ok=True)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from drivers import netlink
+from drivers import netlink, userns
 from drivers.emulators import config
 from drivers.interfaces import Interfaces
 from harness.bench import leftovers
@@ -71,9 +71,14 @@ class Network:
     """Per switch, what its emulator needs to move packets."""
 
 
-def build(topology: Topology, links: Links, light: LightKind = "ebpf") -> Network:
-    """Make the emulated network of `topology`; on any failure nothing of it stays behind."""
-    wiring, path = _reserve(topology, links, light)
+def build(
+    topology: Topology, links: Links, light: LightKind = "ebpf", *, folder: Path | None = None
+) -> Network:
+    """Make the emulated network of `topology`; on any failure nothing of it stays behind.
+
+    `folder` holds the record, by default the user's own (`leftovers.record_folder`).
+    """
+    wiring, path = _reserve(topology, links, light, folder or leftovers.record_folder())
     try:
         _make(wiring)
     except OSError as error:
@@ -94,9 +99,19 @@ def build(topology: Topology, links: Links, light: LightKind = "ebpf") -> Networ
     )
 
 
-def _reserve(topology: Topology, links: Links, light: LightKind) -> tuple[Wiring, Path]:
+def enter_user_namespace(member: int | None = None) -> str:
+    """Start this command over with rights over a network of its own; see `drivers.userns.again`.
+
+    `member`, a process of an earlier bench, leads to where its namespaces are. Returns only where
+    that cannot be: the reason.
+    """
+    return userns.again(member)
+
+
+def _reserve(
+    topology: Topology, links: Links, light: LightKind, folder: Path
+) -> tuple[Wiring, Path]:
     """Choose a free prefix and control network, and put the whole plan on record."""
-    folder = leftovers.record_folder()
     with leftovers.locked(folder):
         taken = {leftovers.read_record(path).network for path in leftovers.records(folder)}
         taken |= _networks_in_use()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from drivers.base import Applied
-from drivers.errors import DeviceFault
+from drivers.errors import DriverError
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.fabric.circuits import Plan
 from harness.fabric.topology import Link, Uplink
@@ -83,7 +83,7 @@ async def switch_over(
 
 
 def name_of(shape: str, plan: Plan, lit: frozenset[Link]) -> str:
-    """Return the label under which results are recorded: the shape's name only when all of it is lit."""
+    """Return the label of results: the shape's name only when all of it is lit."""
     if not lit:
         return ELECTRICAL
     return shape if lit == plan.links else f"{shape}-degraded"
@@ -129,7 +129,7 @@ async def _apply(session: Session, name: str, wanted: frozenset[Link]) -> _Outco
         if applied.delta.make:
             light_ns = await switch.wait_for_light(tuple(b for _, b in applied.delta.make))
         end_ns = clock.now_ns()
-    except DeviceFault as fault:
+    except DriverError as fault:
         now_ns = clock.now_ns()
         waited_ns = switch.waited_ns - waited_before_ns
         return _Outcome(now_ns, waited_ns, None, error=str(fault))
@@ -137,9 +137,7 @@ async def _apply(session: Session, name: str, wanted: frozenset[Link]) -> _Outco
     return _Outcome(end_ns, waited_ns + end_ns - asked_ns, light_ns, applied)
 
 
-async def _verify(
-    session: Session, change: Change, healthy: frozenset[Link]
-) -> frozenset[Link]:
+async def _verify(session: Session, change: Change, healthy: frozenset[Link]) -> frozenset[Link]:
     """Hear every moved link's far ends; return the links that may carry traffic."""
     fresh = healthy - change.kept
     watched = {link for link in fresh if {link.a.tor, link.b.tor} <= set(session.watchers)}
@@ -229,7 +227,7 @@ async def beacons_off(session: Session, tors: tuple[str, ...]) -> dict[str, Beac
 
 
 def dark_ns(heard: Mapping[str, Beacons], moved: frozenset[Link]) -> int | None:
-    """Return the longest silence on a moved uplink between two lit states; None if none was seen."""
+    """Return the longest silence on a moved uplink between two lit states; None if unseen."""
     ends = {str(end) for end in uplinks_of(moved)}
     silences = [
         gap.first_ns - gap.last_ns

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from harness.bench.base import Bench
-from harness.clock import NS_PER_S
 from harness.errors import InfrastructureError, NothingRan, RestoreFailed
 from harness.fabric.circuits import Plan
 from harness.model.scenario import Scenario
@@ -122,7 +121,8 @@ async def _custody(bench: Bench, record: Record, folder: Path) -> AsyncIterator[
         yield
     finally:
         limit_s = STEER_TIMEOUT_S + RESTORE_SLACK_S
-        limit_s += max((switch.spec.apply_timeout_s for switch in bench.switches.values()), default=0)
+        limits_s = (switch.spec.apply_timeout_s for switch in bench.switches.values())
+        limit_s += max(limits_s, default=0)
         try:
             async with asyncio.timeout(limit_s):
                 failed = await _restore(bench, record, folder, snapshots)
@@ -130,7 +130,8 @@ async def _custody(bench: Bench, record: Record, folder: Path) -> AsyncIterator[
             failed = [f"not restored within {limit_s:g} s"]
         if failed:
             raise RestoreFailed(
-                "switches are not as they were found: " + "; ".join(failed)
+                "switches are not as they were found: "
+                + "; ".join(failed)
                 + f". Put this right with: harness recover {folder.parent.name}"
             )
 
@@ -143,7 +144,7 @@ async def _restore(
     try:
         async with asyncio.timeout(STEER_TIMEOUT_S):
             await bench.steer(bench.topology.routes(frozenset()))
-    except Exception as error:  # noqa: BLE001  (whatever it was, the switches come first)
+    except Exception as error:
         failed.append(f"steering: {error or type(error).__name__}")
     outcomes = await custody.give_back(bench.switches, folder, snapshots)
     for name, (outcome, difference) in outcomes.items():

@@ -1,4 +1,4 @@
-"""What a run would do, in words: every step, circuit and device command; nothing is sent."""
+"""What a run would do, in words: every step, circuit and device command; nothing is opened."""
 
 from __future__ import annotations
 
@@ -6,15 +6,105 @@ from collections.abc import Iterator, Mapping
 
 from drivers.base import EMPTY, Delta, Matching
 from drivers.catalog import preview
-from harness.clock import NS_PER_MS
 from harness.fabric.circuits import Plan, plan_shape
-from harness.fabric.topology import Topology
+from harness.fabric.topology import Link, Topology
 from harness.model.bench import Bench
-from harness.model.scenario import Collectives, Reconfigure, Scenario, Shift
+from harness.model.scenario import Check, Collectives, Reconfigure, Scenario, Shift
 
-SERIAL_BITS_PER_BYTE = 10
+COMMANDS_SHOWN = 2
+"""Changes whose device commands are printed in full; the rest of a series repeats them."""
 
 
 def plan_all(topology: Topology, scenario: Scenario) -> dict[str, Plan]:
     """Plan every shape of the scenario; raises `UsageError` naming the first that cannot be."""
     return {name: plan_shape(topology, name, shape) for name, shape in scenario.shapes.items()}
+
+
+def tell_plan(
+    bench: Bench, topology: Topology, scenario: Scenario, plans: Mapping[str, Plan]
+) -> Iterator[str]:
+    """Yield the plan's lines: bench, shapes, steps with device commands, checks.
+
+    Commands are shown from an empty map; on the bench only the difference to what is found is sent.
+    """
+    yield f"question  {scenario.question}"
+    yield f"bench     {bench.name} ({bench.world}): {_census(topology)}"
+    for name, switch in bench.switches.items():
+        yield f"  {name}  {switch.driver} at {switch.url}, ports {switch.ports}"
+    for name, plan in plans.items():
+        yield f"shape     {name}: {_links(plan.links)}"
+        for a, b in plan.unserved:
+            yield f"  {a}-{b} stays electrical: no switch has a free uplink of both"
+    yield "custody   snapshot " + (", ".join(topology.switches) or "nothing: no switches")
+    lit: frozenset[Link] = frozenset()
+    for number, step in enumerate(scenario.steps):
+        yield f"step {number + 1}    {_title(step)}"
+        if isinstance(step, Shift):
+            yield from _change(bench, topology, lit, plans[step.shape].links)
+            lit = plans[step.shape].links
+        elif isinstance(step, Reconfigure):
+            for i in range(min(step.count, COMMANDS_SHOWN)):
+                shape = step.shapes[i % len(step.shapes)]
+                yield f"  to {shape}:"
+                yield from _change(bench, topology, lit, plans[shape].links)
+                lit = plans[shape].links
+            lit = plans[step.shapes[(step.count - 1) % len(step.shapes)]].links
+    yield "restore   every switch to its snapshot, verified by read-back"
+    for check in scenario.checks:
+        yield f"check     {_limit(check)}"
+    yield "nothing was opened and nothing was sent"
+
+
+def _census(topology: Topology) -> str:
+    return (
+        f"{len(topology.nodes)} nodes, {len(topology.tors)} ToRs,"
+        f" {len(topology.switches)} switches, {len(topology.uplinks)} uplinks"
+    )
+
+
+def _links(links: frozenset[Link]) -> str:
+    return ", ".join(str(link) for link in sorted(links)) or "no circuit"
+
+
+def _title(step: Collectives | Shift | Reconfigure) -> str:
+    match step:
+        case Collectives():
+            sizes, ops = ", ".join(step.sizes), ", ".join(step.ops)
+            return f"collectives: {ops} at {sizes}, {step.iterations} iterations, {step.group}"
+        case Shift():
+            return f"shape: bring up {step.shape}"
+        case Reconfigure():
+            mode = "riding through" if step.ride_through else "draining"
+            shapes = ", ".join(step.shapes)
+            return f"reconfigure: {step.count} times through {shapes}, {mode} {step.op} {step.size}"
+
+
+def _change(
+    bench: Bench, topology: Topology, lit: frozenset[Link], wanted: frozenset[Link]
+) -> Iterator[str]:
+    """Yield the commands that each switch is sent, and how long it should stay dark."""
+    for name, switch in bench.switches.items():
+        delta = Delta.between(_map(topology, lit, name), _map(topology, wanted, name))
+        if not delta:
+            yield f"    {name}: no change, nothing is sent"
+            continue
+        kept = f", {len(delta.keep)} circuits stay lit" if delta.keep else ""
+        emulated_ms = f"{switch.emulate.switch_ms:g} ms"
+        dark = emulated_ms if bench.world == "emulated" else "as long as the unit takes"
+        yield f"    {name}: dark for {dark}{kept}"
+        for line in preview(switch.driver, delta):
+            yield f"      {line}"
+
+
+def _map(topology: Topology, links: frozenset[Link], switch: str) -> Matching:
+    return topology.matching(links, switch) if links else EMPTY
+
+
+def _limit(check: Check) -> str:
+    over = f" / {check.ratio_to}" if check.ratio_to else ""
+    bounds = [
+        f"{sign} {limit:g}"
+        for sign, limit in ((">=", check.at_least), ("<=", check.at_most))
+        if limit is not None
+    ]
+    return f"{check.metric}{over} {check.stat} {' and '.join(bounds)}"

@@ -14,6 +14,7 @@ from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import InfrastructureError, StepFailed
 from harness.model.scenario import Reconfigure
 from harness.model.sizes import parse_size
+from harness.model.streams import STAGES
 from harness.run.change import (
     BEACON_NS,
     MESSAGE_NS,
@@ -25,7 +26,7 @@ from harness.run.change import (
     switch_over,
 )
 from harness.run.session import Session
-from harness.run.stages import STAGES, Waits, breakdown, in_order
+from harness.run.stages import Waits, breakdown, in_order
 from harness.wire.messages import (
     Beacons,
     Done,
@@ -80,15 +81,11 @@ def refusal(session: Session, step: Reconfigure, shape: str) -> str:
     moving = {link.switch for link in session.lit ^ wanted}
     slowest_ns = max((session.bench.switches[name].typical_switch_ns for name in moving), default=0)
     if step.window_ms and slowest_ns > step.window_ms * NS_PER_MS:
-        return (
-            f"switching takes {slowest_ns / NS_PER_MS:g} ms, the window is {step.window_ms:g} ms"
-        )
+        return f"switching takes {slowest_ns / NS_PER_MS:g} ms, the window is {step.window_ms:g} ms"
     return ""
 
 
-async def _once(
-    session: Session, step: Reconfigure, number: int, index: int, shape: str
-) -> Change:
+async def _once(session: Session, step: Reconfigure, number: int, index: int, shape: str) -> Change:
     """One reconfiguration, from beacons on to beacons off, recorded."""
     before, plan = session.shape, session.plans[shape]
     timeout_ns = round(step.timeout_s * NS_PER_S)
@@ -173,8 +170,8 @@ def _conclude(
     stamps["first_good"] = max(mapped("first_good_ns"))
     if not all(mapped("steady_ns")):
         return waits
-    stamps["steady"] = max(mapped("steady_ns"))
-    traffic_ns = max(0, stamps["steady"] - max(mapped("released_ns")))
+    steady_ns = stamps["steady"] = max(mapped("steady_ns"))
+    traffic_ns = max(0, steady_ns - max(mapped("released_ns")))
     return replace(waits, traffic_ns=traffic_ns)
 
 

@@ -11,8 +11,16 @@ from harness.clock import NS_PER_S
 from harness.fabric.circuits import DARK, Plan
 from harness.fabric.topology import Link
 from harness.model.scenario import Scenario
-from harness.wire.messages import DestroyGroups, Done, Groups, MakeGroups, Message, RanksReady
-from harness.wire.messages import StartRanks, StopRanks
+from harness.wire.messages import (
+    DestroyGroups,
+    Done,
+    Groups,
+    MakeGroups,
+    Message,
+    RanksReady,
+    StartRanks,
+    StopRanks,
+)
 
 R = TypeVar("R", bound=Message)
 
@@ -24,7 +32,7 @@ RANKS_TIMEOUT_NS = 90 * NS_PER_S
 class Record(Protocol):
     """Where events go: the journal and whoever watches the run."""
 
-    def event(self, stream: str, data: dict[str, object]) -> None:
+    def event(self, stream: str, data: Mapping[str, object]) -> None:
         """Write one event of a declared stream, stamped now."""
 
 
@@ -66,7 +74,9 @@ class Session:
     def bound_ns(self) -> int:
         """Return the largest clock bound among the agents now."""
         now_ns = self.bench.clock.now_ns()
-        return max((fit.bound_at(now_ns) for fit in self.bench.clocks.values()), default=0)
+        return max(
+            (fit.bound_at(fit.to_node(now_ns)) for fit in self.bench.clocks.values()), default=0
+        )
 
     def node_of_rank(self) -> dict[int, str]:
         """Return the agent of each global rank."""
@@ -79,7 +89,7 @@ class Session:
     # -- ranks and communicators ---------------------------------------------------------
 
     def lay_out_ranks(self) -> None:
-        """Number the ranks: one per GPU of each node, one on a node without, in node order."""
+        """Give ranks their numbers: one per GPU of a node, one on a node without, in node order."""
         first = 0
         for node in self.bench.topology.nodes:
             count = max(1, self.bench.hellos[node].gpus)

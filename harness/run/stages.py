@@ -17,23 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.clock import NS_PER_MS
-
-STAGES = (
-    "intent",
-    "quiesced",
-    "groups_destroyed",
-    "steered_away",
-    "command_sent",
-    "device_acknowledged",
-    "device_done",
-    "light",
-    "path_verified",
-    "steered",
-    "groups_ready",
-    "first_good",
-    "steady",
-)
-"""In order. `steered_away` is the first half of what the design calls steering."""
+from harness.model.streams import STAGES
 
 
 @dataclass(frozen=True)

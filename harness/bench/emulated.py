@@ -1,0 +1,246 @@
+"""The emulated world: a whole bench on one Linux machine, drivers and agents as on a real one.
+
+Emulated units answer real drivers over a pty, SSH or TCP, and a cross-connect made there moves
+packets between network namespaces. Where this machine lets us move no packets, the bench still
+stands, *control plane only*: agents meet on the loopback, circuits carry nothing, and the first
+note of the run says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from drivers.emulators import config
+from drivers.emulators.light.abilities import Abilities, probe
+from drivers.netlink import namespace_path
+from drivers.tor.base import Tor
+from drivers.tor.netlink import NetlinkTor
+from harness.bench import leftovers, namespaces
+from harness.bench.children import Children, agent_argv
+from harness.bench.running import Places, RunningBench, join
+from harness.clock import Clock
+from harness.fabric.topology import Topology
+from harness.model.bench import Bench, Links, Switch
+from harness.wire import keys
+
+LOOPBACK = "127.0.0.1"
+PASSWORD_FILE = "unit.password"  # noqa: S105 - the name of a file
+USER = "admin"
+PROTOCOL_OF_DRIVER: dict[str, Literal["scpi", "tl1"]] = {
+    "polatis-scpi": "scpi",
+    "polatis-tl1": "tl1",
+}
+SERVER_OF_SCHEME: dict[str, Literal["serial", "tcp", "ssh"]] = {
+    "serial": "serial",
+    "ssh": "ssh",
+    "tcp": "tcp",
+}
+
+
+@asynccontextmanager
+async def open_emulated(
+    bench: Bench, topology: Topology, places: Places, abilities: Abilities, clock: Clock
+) -> AsyncIterator[RunningBench]:
+    """Build the network, start units and agents, and take all of it down on every way out."""
+    async with AsyncExitStack() as stack:
+        network, folder = await _network(stack, bench, topology, abilities, places)
+        if network is None:
+            topology = _on_loopback(topology)
+        record = network.record if network else None
+        children = Children(places.logs, record, _secret_names(bench))
+        stack.callback(children.end)
+        specs = await _start_units(bench, network, folder, children)
+        tors = _open_tors(topology, network)
+        for tor in tors.values():
+            stack.callback(tor.close)
+        agents = (*topology.nodes, *(topology.tors if network else ()))
+        keys.make_folder(folder, agents)
+        joined = join(
+            bench,
+            topology,
+            places,
+            specs=specs,
+            tors=tors,
+            agents=agents,
+            keys_folder=folder,
+            bind=f"{network.coordinator_address if network else LOOPBACK}:0",
+            children=children,
+            start_agents=lambda link: _start_agents(
+                agents, link.address, network, folder, children
+            ),
+            clock=clock,
+        )
+        yield await stack.enter_async_context(joined)
+
+
+async def _network(
+    stack: AsyncExitStack, bench: Bench, topology: Topology, abilities: Abilities, places: Places
+) -> tuple[namespaces.Network | None, Path]:
+    """Build the network if this machine can; return it and a private folder that goes with it."""
+    await asyncio.to_thread(leftovers.sweep, include_unrecovered=True)
+    if abilities.light == "none":
+        folder = places.run / "private"
+        folder.mkdir(mode=0o700)
+        return None, folder
+    network = await asyncio.to_thread(namespaces.build, topology, bench.links, abilities.light)
+    stack.push_async_callback(asyncio.to_thread, leftovers.tear_down, network.record)
+    leftovers.keep_for(network.record, places.run)
+    folder = leftovers.private_folder(network.record)
+    return network, folder
+
+
+def _on_loopback(topology: Topology) -> Topology:
+    """Return the topology of a bench whose circuits move nothing: all nodes on the loopback."""
+    return replace(
+        topology,
+        nodes={
+            name: replace(place, interface="lo", address=LOOPBACK)
+            for name, place in topology.nodes.items()
+        },
+        tors={name: replace(place, steered=False) for name, place in topology.tors.items()},
+    )
+
+
+def _secret_names(bench: Bench) -> tuple[str, ...]:
+    """Environment variables that no child needs to see."""
+    return tuple(switch.password_env for switch in bench.switches.values() if switch.password_env)
+
+
+def able() -> Abilities:
+    """Find out what this machine can do, entering a user namespace of our own where that helps."""
+    abilities = probe()
+    if abilities.light == "none" and not abilities.user_namespaces:
+        namespaces.enter_user_namespace()
+        abilities = probe()
+    return abilities
+
+
+def notes(abilities: Abilities) -> tuple[str, ...]:
+    """Return what a reader of an emulated run must know first."""
+    if abilities.light == "none":
+        why = abilities.namespaces or abilities.mirred
+        told = (
+            f"control plane only: circuits move no packets on this machine ({why});"
+            " collectives run over the loopback"
+        )
+    else:
+        told = (
+            f"emulated bench: circuits move real packets on this machine ({abilities.light});"
+            " switches are emulated units, their times are configured"
+        )
+    return (told,)
+
+
+# -- units -------------------------------------------------------------------------------
+
+
+async def _start_units(
+    bench: Bench, network: namespaces.Network | None, folder: Path, children: Children
+) -> dict[str, Switch]:
+    """Start every emulated unit; return the specs by which drivers reach them."""
+    password_file = folder / PASSWORD_FILE
+    password_file.touch(mode=0o600)
+    password_file.write_text(secrets.token_urlsafe(18))
+    for name, switch in bench.switches.items():
+        light = network.lights[name] if network else config.Light()
+        unit = unit_of(name, switch, bench.links, folder, light)
+        path = folder / f"{name}.unit.json"
+        path.write_bytes(msgspec.json.encode(unit))
+        argv = [sys.executable, "-m", "drivers.emulators", str(path)]
+        # A pipe for its first line only: like hardware, the unit outlives whoever talks to it.
+        children.start(f"unit-{name}", argv, follow=True)
+    specs = {}
+    for name, switch in bench.switches.items():
+        line = await children.first_line(f"unit-{name}")
+        ready = msgspec.json.decode(line, type=config.Ready)
+        known_hosts = folder / f"{name}.known_hosts"
+        known_hosts.write_text(ready.host_keys[0] + "\n")
+        specs[name] = msgspec.structs.replace(
+            switch,
+            url=ready.urls[0],
+            known_hosts=str(known_hosts),
+            password_env="",
+            password_file=str(password_file) if ready.host_keys[0] else "",
+        )
+    return specs
+
+
+def unit_of(
+    name: str, switch: Switch, links: Links, folder: Path, light: config.Light
+) -> config.EmulatedSwitch:
+    """Return what the emulated unit of a bench file's switch is told at its start."""
+    url = urlsplit(switch.url)
+    emulate = switch.emulate
+    server = SERVER_OF_SCHEME[url.scheme]
+    protocol = PROTOCOL_OF_DRIVER[switch.driver]
+    baud = int(parse_qs(url.query).get("baud", ["38400"])[0])
+    ssh = server == "ssh"
+    face = config.Face(
+        protocol=protocol,
+        server=server,
+        baud=baud,
+        link=str(folder / f"{name}.tty") if server == "serial" else None,
+        user=USER if ssh else None,
+        password_file=str(folder / PASSWORD_FILE) if ssh else None,
+        host_key_file=str(folder / f"{name}.hostkey") if ssh else None,
+    )
+    return config.EmulatedSwitch(
+        name=name,
+        ports=emulate.ports,
+        model=f"N-VST-{emulate.ports}x{emulate.ports}-LU1-DMHNV",
+        timing=config.Timing(
+            switch_ms=emulate.switch_ms,
+            switch_sd_ms=emulate.switch_sd_ms,
+            distribution="normal" if emulate.switch_sd_ms else "fixed",
+            answer_ms=emulate.answer_ms,
+        ),
+        optics=config.Optics(
+            insertion_loss_db=emulate.insertion_loss_db, averaging=emulate.averaging
+        ),
+        faces=(face,),
+        light=msgspec.structs.replace(light, hold_ms=links.nic_hold_ms),
+        faults=config.Faults(
+            failed_ports=emulate.failed_ports,
+            deny_ports=emulate.deny_ports,
+            die_on_command=emulate.die_on_command,
+            cut_reply=emulate.cut_reply,
+            lose_reply=emulate.lose_reply,
+        ),
+    )
+
+
+# -- agents and ToRs ---------------------------------------------------------------------
+
+
+def _start_agents(
+    agents: Sequence[str],
+    coordinator: str,
+    network: namespaces.Network | None,
+    folder: Path,
+    children: Children,
+) -> None:
+    for name in agents:
+        argv = [sys.executable, *agent_argv(name, coordinator, folder)]
+        if network is not None:
+            argv = ["nsenter", f"--net={namespace_path(network.netns[name])}", "--", *argv]
+        children.start(f"agent-{name}", argv)
+
+
+def _open_tors(topology: Topology, network: namespaces.Network | None) -> dict[str, Tor]:
+    if network is None:
+        return {}
+    return {
+        name: NetlinkTor(name, network.netns[name])
+        for name, place in topology.tors.items()
+        if place.steered
+    }

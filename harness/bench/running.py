@@ -1,0 +1,164 @@
+"""A running bench, live or emulated: the two differ only in who started what."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from drivers.tor.base import Route, Tor
+from harness.bench.children import Children
+from harness.bench.switches import ThreadedSwitch
+from harness.clock import NS_PER_S, Clock
+from harness.errors import HarnessError, InfrastructureError
+from harness.fabric.topology import Topology
+from harness.model.bench import Bench, Switch
+from harness.wire import keys
+from harness.wire.link import Link
+from harness.wire.messages import Hello, Message, Note
+from harness.wire.timesync import ClockFit
+
+R = TypeVar("R", bound=Message)
+
+SHUTDOWN_NS = 5 * NS_PER_S
+"""For agents to stop their work and say so."""
+
+
+@dataclass
+class RunningBench:
+    """A `Bench` (see `harness.bench.base`) over a link, open switches and steerable ToRs."""
+
+    world: str
+    topology: Topology
+    clock: Clock
+    link: Link
+    hellos: Mapping[str, Hello]
+    switches: Mapping[str, ThreadedSwitch]
+    tors: Mapping[str, Tor]
+    store: str
+
+    @property
+    def clocks(self) -> Mapping[str, ClockFit]:
+        """Per agent, the latest fit of its clock."""
+        return self.link.clocks
+
+    async def ask(self, agent: str, body: Message, reply: type[R], timeout_ns: int) -> R:
+        """Send one command to one agent; see `Link.ask`."""
+        return await self.link.ask(agent, body, reply, timeout_ns)
+
+    async def ask_all(
+        self, bodies: Mapping[str, Message], reply: type[R], timeout_ns: int
+    ) -> dict[str, R]:
+        """Ask several agents at once; see `Link.ask_all`."""
+        return await self.link.ask_all(bodies, reply, timeout_ns)
+
+    async def news(self) -> tuple[str, Note]:
+        """Wait for the next unasked note."""
+        return await self.link.notes.get()
+
+    async def steer(self, wanted: Mapping[str, frozenset[Route]]) -> None:
+        """Apply the steering routes of each ToR.
+
+        In turn and in this thread: over netlink a ToR takes some tens of microseconds, less than
+        handing it to a thread would.
+        """
+        for name, routes in wanted.items():
+            self.tors[name].apply(routes)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a run keeps what its bench writes."""
+
+    run: Path
+    logs: Path
+    transcripts: Path
+
+
+@asynccontextmanager
+async def join(
+    bench: Bench,
+    topology: Topology,
+    places: Places,
+    *,
+    specs: Mapping[str, Switch],
+    tors: Mapping[str, Tor],
+    agents: Sequence[str],
+    keys_folder: Path,
+    bind: str,
+    children: Children,
+    start_agents: Callable[[Link], None],
+    clock: Clock,
+) -> AsyncIterator[RunningBench]:
+    """Open the switches, listen, have the agents started, and wait for all of them.
+
+    Everything is closed again on every way out; `children` belong to the caller. Raises
+    `InfrastructureError` for what does not open, `AgentsMissing` for who does not come.
+    """
+    async with AsyncExitStack() as stack:
+        switches = {
+            name: ThreadedSwitch(
+                name, spec, topology.ours[name], places.transcripts / f"{name}.log"
+            )
+            for name, spec in specs.items()
+        }
+        stack.push_async_callback(close_switches, switches)
+        opening = stack.enter_context(_task(open_switches(switches)))
+        link = await stack.enter_async_context(
+            Link(
+                bind=bind,
+                pair=keys.load(keys_folder, keys.COORDINATOR),
+                agents=keys.allow_list(keys_folder, agents),
+                run=places.run.name,
+            )
+        )
+        stack.push_async_callback(link.shutdown, SHUTDOWN_NS)
+        host = link.address.rpartition(":")[0]
+        children.start("store", [sys.executable, "-m", "agents.store", "--host", host], follow=True)
+        await opening  # before anyone is asked to come: a dead switch is told at once
+        start_agents(link)
+        hellos = await link.ready(set(agents), round(bench.max_wait_s * NS_PER_S))
+        yield RunningBench(
+            world=bench.world,
+            topology=topology,
+            clock=clock,
+            link=link,
+            hellos=hellos,
+            switches=switches,
+            tors=tors,
+            store=await children.first_line("store"),
+        )
+
+
+@contextmanager
+def _task(work: Coroutine[None, None, None]) -> Iterator[asyncio.Task[None]]:
+    """Run `work` beside the body; it is cancelled when the body leaves before it is done."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+
+
+async def open_switches(switches: Mapping[str, ThreadedSwitch]) -> None:
+    """Open all units at once; every failure is shown, not only the first."""
+    results = await asyncio.gather(
+        *(switch.open() for switch in switches.values()), return_exceptions=True
+    )
+    failures = [result for result in results if isinstance(result, BaseException)]
+    if len(failures) == 1:
+        raise failures[0]
+    if failures:
+        bench_faults = [failure for failure in failures if not isinstance(failure, HarnessError)]
+        if bench_faults:
+            raise bench_faults[0]
+        raise InfrastructureError("; ".join(str(failure) for failure in failures))
+
+
+async def close_switches(switches: Mapping[str, ThreadedSwitch]) -> None:
+    """Close all units; a line that cannot be closed is no reason to leave the others open."""
+    await asyncio.gather(*(switch.close() for switch in switches.values()), return_exceptions=True)

@@ -1,0 +1,147 @@
+"""Switches behind worker threads: drivers block, the event loop must not.
+
+One thread per device and nothing queued behind it but what its caller awaits, so commands to one
+unit never overlap and two units switch at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from drivers import apply as contract
+from drivers.address import Credentials
+from drivers.base import Applied, Identity, Matching, Ocs, PowerMonitor
+from drivers.catalog import open_ocs
+from drivers.errors import DriverError
+from harness.clock import NS_PER_S
+from harness.errors import InfrastructureError, UsageError
+from harness.model.bench import Switch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ThreadedSwitch:
+    """A `SwitchHandle`: an open driver, our ports of it, and its one thread."""
+
+    def __init__(
+        self, name: str, spec: Switch, ours: frozenset[int], transcript: Path | None
+    ) -> None:
+        self.name, self.spec = name, spec
+        self._ours, self._transcript = ours, transcript
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"switch-{name}")
+        self._ocs: Ocs | None = None
+
+    @property
+    def waited_ns(self) -> int:
+        """Time spent so far blocked on the device's line."""
+        return self.ocs.waited_ns
+
+    @property
+    def typical_switch_ns(self) -> int:
+        """What the unit's family and model usually take."""
+        return self.ocs.capabilities.typical_switch_ns
+
+    @property
+    def ocs(self) -> Ocs:
+        """The open driver."""
+        if self._ocs is None:
+            raise RuntimeError(f"{self.name} is not open")
+        return self._ocs
+
+    async def open(self) -> None:
+        """Open the line and ask the unit who it is; every failure names the switch."""
+        timeout_ns = round(self.spec.exchange_timeout_s * NS_PER_S)
+        open_now = partial(
+            open_ocs,
+            self.spec.driver,
+            self.spec.url,
+            name=self.name,
+            credentials=credentials_of(self.name, self.spec),
+            exchange_timeout_ns=timeout_ns,
+            transcript=self._transcript,
+        )
+        try:
+            self._ocs = await self._call(open_now)
+            await self.identify()
+        except DriverError as error:
+            raise InfrastructureError(f"{self.name} ({self.spec.url}): {error}") from error
+
+    async def identify(self) -> Identity:
+        """Ask who it is."""
+        return await self._call(self.ocs.identify)
+
+    async def read(self) -> Matching:
+        """Read the part of the map that is ours."""
+        return await self._call(contract.read_ours, self.ocs, self._ours)
+
+    async def apply(self, wanted: Matching) -> Applied:
+        """Make `wanted` our part of the map; see `drivers.apply.apply`."""
+        return await self._call(
+            lambda: contract.apply(
+                self.ocs, wanted, self._ours, deadline_ns=_after_s(self.spec.apply_timeout_s)
+            )
+        )
+
+    async def wait_for_light(self, egress: tuple[int, ...]) -> int | None:
+        """Wait for light; None where the unit has no power monitors."""
+        if not (isinstance(self.ocs, PowerMonitor) and self.ocs.capabilities.has_power):
+            return None
+        monitor = self.ocs
+        return await self._call(
+            lambda: contract.wait_for_light(
+                monitor,
+                egress,
+                self.spec.light_floor_dbm,
+                deadline_ns=_after_s(self.spec.light_timeout_s),
+            )
+        )
+
+    async def close(self) -> None:
+        """End the session and the thread."""
+        if self._ocs is not None:
+            await self._call(self._ocs.close)
+        self._thread.shutdown(wait=False)
+
+    async def _call(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, partial(work, *args, **kwargs))
+
+
+def credentials_of(name: str, spec: Switch) -> Credentials:
+    """Fetch the secrets that the bench file points to; raises `UsageError` for a missing one."""
+    password = None
+    if spec.password_env:
+        password = os.environ.get(spec.password_env)
+        if password is None:
+            raise UsageError(f"switches.{name}.password_env: {spec.password_env} is not set")
+    elif spec.password_file:
+        password = _secret(name, Path(spec.password_file))
+    return Credentials(
+        password=password,
+        key_file=Path(spec.key_file) if spec.key_file else None,
+        known_hosts=Path(spec.known_hosts) if spec.known_hosts else None,
+    )
+
+
+def _secret(name: str, path: Path) -> str:
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise UsageError(
+                f"switches.{name}.password_file: {path} can be read by others; chmod 600 it"
+            )
+        return path.read_text(encoding="utf-8").rstrip("\r\n")
+    except OSError as error:
+        raise UsageError(f"switches.{name}.password_file: {path}: {error.strerror}") from error
+
+
+def _after_s(duration_s: float) -> int:
+    return time.monotonic_ns() + round(duration_s * NS_PER_S)

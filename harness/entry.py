@@ -1,0 +1,282 @@
+"""What the command line calls: one function a use. Here deciding and remembering meet.
+
+`harness.run` acts and writes documents; `harness.record` keeps and judges them; neither imports
+the other. This module joins them for one run and owns what surrounds it: the run folder, signals,
+and the rule that whatever happened is told in the journal before it is told on the terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+from drivers.errors import DeviceFault, Misuse
+from harness.bench.base import Bench as RunningBench
+from harness.bench.emulated import able, open_emulated
+from harness.bench.emulated import notes as emulated_notes
+from harness.bench.leftovers import release
+from harness.bench.live import open_live
+from harness.bench.running import Places
+from harness.bench.switches import credentials_of
+from harness.clock import RealClock
+from harness.errors import ExitCode, HarnessError, InfrastructureError, Interrupted, UsageError
+from harness.fabric.circuits import Plan
+from harness.fabric.topology import Topology, topology_of
+from harness.model.bench import Bench
+from harness.model.documents import SCHEMA, Document, RunSummary, Start
+from harness.model.load import check_together, load_bench, load_scenario
+from harness.model.scenario import Scenario
+from harness.model.streams import STREAMS
+from harness.record import store
+from harness.record.journal import Journal, is_closed
+from harness.record.summary import conclude, refresh
+from harness.run import custody, recovery
+from harness.run.orchestrator import execute
+from harness.run.plan import plan_all, tell_plan
+from harness.seeds import unpredictable
+
+PACKAGES = ("orchestrl-harness", "torch", "pyzmq", "paramiko", "pyserial", "pyroute2", "asyncssh")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A scenario and a bench, loaded, checked against each other, and laid out."""
+
+    scenario_path: Path
+    bench_path: Path
+    scenario: Scenario
+    bench: Bench
+    topology: Topology
+    plans: Mapping[str, Plan]
+
+
+def load(scenario_path: Path, bench_path: Path | None) -> Asked:
+    """Load both files; raises `BadFile` or `UsageError` with all that is wrong. Opens nothing."""
+    scenario = load_scenario(scenario_path)
+    if bench_path is None:
+        if not scenario.bench:
+            raise UsageError(f"{scenario_path}: names no bench; say which with --bench FILE")
+        bench_path = scenario_path.parent / scenario.bench
+    bench = load_bench(bench_path)
+    check_together(scenario, bench, scenario_path)
+    topology = topology_of(bench)
+    return Asked(scenario_path, bench_path, scenario, bench, topology, plan_all(topology, scenario))
+
+
+def plan_text(scenario_path: Path, bench_path: Path | None) -> str:
+    """Return what a run would do, every device command included; nothing is opened or sent."""
+    asked = load(scenario_path, bench_path)
+    return "\n".join(tell_plan(asked.bench, asked.topology, asked.scenario, asked.plans))
+
+
+def run_scenario(
+    scenario_path: Path,
+    bench_path: Path | None,
+    runs_dir: Path,
+    *,
+    max_wait_s: float | None = None,
+    progress: Callable[[Document], None] | None = None,
+) -> RunSummary:
+    """Run a scenario and return its judged summary.
+
+    Raises `UsageError` before a run folder exists; after that every outcome is in the summary,
+    except a bug of ours, which is recorded and then raised.
+    """
+    asked = load(scenario_path, bench_path)
+    if max_wait_s is not None:
+        asked = _waiting(asked, max_wait_s)
+    clock = RealClock()
+    open_bench = _opener(asked, clock)
+    _refuse_unrestored(runs_dir, asked.bench)
+    folder = store.create(
+        runs_dir, clock, unpredictable(), scenario=asked.scenario_path, bench=asked.bench_path
+    )
+    secrets = [
+        password
+        for name, switch in asked.bench.switches.items()
+        if asked.bench.world == "live" and (password := credentials_of(name, switch).password)
+    ]
+    with Journal.create(folder.journal, clock, secrets=secrets, watch=progress) as journal:
+        journal.start(_start(asked, folder.id, open_bench.notes, clock))
+        for stream, fields in STREAMS.items():
+            journal.describe(stream, fields)
+        refresh(folder, store.coordinator_now())
+        bug: BaseException | None = None
+        code, reason = ExitCode.PASSED, ""
+        try:
+            _conduct(asked, open_bench, folder, journal)
+        except HarnessError as error:
+            code, reason = error.exit_code, str(error)
+        except (DeviceFault, Misuse) as error:
+            code, reason = ExitCode.INFRASTRUCTURE, str(error)
+        except Exception as error:
+            code, reason, bug = ExitCode.BUG, f"{type(error).__name__}: {error}", error
+        summary = conclude(journal, folder, code, reason)
+        if bug is not None:
+            raise bug
+        return summary
+
+
+def _conduct(asked: Asked, open_bench: _Opener, folder: store.RunFolder, journal: Journal) -> None:
+    """Run the orchestrator under our own signal rules; raises what it raises."""
+
+    class Told:
+        """The orchestrator's record: events go to the journal, ends of steps to run.json too."""
+
+        def event(self, stream: str, data: Mapping[str, object]) -> None:
+            journal.event(stream, data)
+            if stream == "step" and data.get("phase") == "end":
+                refresh(folder, coordinator)
+
+    coordinator = store.coordinator_now()
+    told = Told()
+    places = Places(folder.path.resolve(), folder.logs.resolve(), folder.transcripts.resolve())
+
+    async def main() -> None:
+        with _Interrupts(folder):
+            async with open_bench(places, lambda text: told.event("note", _note(text))) as bench:
+                await execute(bench, asked.scenario, asked.plans, told, folder.snapshots)
+
+    asyncio.run(main())
+
+
+def _note(text: str) -> dict[str, object]:
+    return {"level": "info", "who": "coordinator", "text": text}
+
+
+class _Interrupts:
+    """Ctrl-C or SIGTERM once: an orderly end with restoration. Twice: out, at once.
+
+    The second leaves snapshots and records behind, which is what ``harness recover`` needs.
+    """
+
+    def __init__(self, folder: store.RunFolder) -> None:
+        self._folder = folder
+        self._count = 0
+        self._task = asyncio.current_task()
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is asyncio.CancelledError and self._count:
+            raise Interrupted("interrupted; the switches are as they were found")
+
+    def _interrupt(self) -> None:
+        self._count += 1
+        if self._count == 1:
+            sys.stderr.write("\ninterrupted: restoring the switches (again: leave at once)\n")
+            assert self._task is not None
+            self._task.cancel()
+            return
+        sys.stderr.write(
+            f"\nleft at once: circuits were not restored; run: harness recover {self._folder.id}\n"
+        )
+        sys.stderr.flush()
+        os._exit(ExitCode.RESTORE_FAILED)
+
+
+@dataclass(frozen=True)
+class _Opener:
+    """How this bench is opened, and what its reader must know first."""
+
+    notes: tuple[str, ...]
+    open: Callable[[Places, Callable[[str], None]], AbstractAsyncContextManager[RunningBench]]
+
+    def __call__(
+        self, places: Places, tell: Callable[[str], None]
+    ) -> AbstractAsyncContextManager[RunningBench]:
+        return self.open(places, tell)
+
+
+def _opener(asked: Asked, clock: RealClock) -> _Opener:
+    """Choose the world; raises `UsageError` for one that `harness run` does not have."""
+    bench, topology = asked.bench, asked.topology
+    if bench.world == "live":
+        folder = asked.bench_path.parent / bench.keys
+        return _Opener(
+            notes=(),
+            open=lambda places, tell: open_live(
+                bench, topology, places, clock, keys_folder=folder, tell=tell
+            ),
+        )
+    if bench.world == "emulated":
+        abilities = able()
+        return _Opener(
+            notes=emulated_notes(abilities),
+            open=lambda places, _: open_emulated(bench, topology, places, abilities, clock),
+        )
+    raise UsageError(f"{asked.bench_path}: world = {bench.world!r} cannot be run, only simulated")
+
+
+def _waiting(asked: Asked, max_wait_s: float) -> Asked:
+    return replace(asked, bench=msgspec.structs.replace(asked.bench, max_wait_s=max_wait_s))
+
+
+def _refuse_unrestored(runs_dir: Path, bench: Bench) -> None:
+    """Refuse a switch that a dead run has changed and nobody has put back."""
+    if bench.world != "live":
+        return
+    urls = {switch.url: name for name, switch in bench.switches.items()}
+    for folder in store.unfinished(runs_dir):
+        if store.is_held(folder):
+            continue
+        for snapshot in custody.read_all(folder.snapshots).values():
+            if not snapshot.restored and snapshot.spec.url in urls:
+                raise InfrastructureError(
+                    f"{urls[snapshot.spec.url]}: run {folder.id} was killed and left it changed;"
+                    f" put it back first: harness recover {folder.id}"
+                )
+
+
+def _start(asked: Asked, run: str, notes: tuple[str, ...], clock: RealClock) -> Start:
+    return Start(
+        schema=SCHEMA,
+        run=run,
+        t_ns=clock.now_ns(),
+        wall=clock.wall().isoformat(timespec="seconds"),
+        world=asked.bench.world,
+        scenario=str(asked.scenario_path),
+        bench=asked.bench.name,
+        seed=asked.scenario.seed,
+        versions=versions(),
+        question=asked.scenario.question,
+        checks=asked.scenario.checks,
+        notes=notes,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return what a result may depend on: our version, the packages', Python's and the kernel's."""
+    found = {"python": platform.python_version(), "kernel": platform.release()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def recover(run: str, runs_dir: Path) -> dict[str, str]:
+    """Put the switches of a killed run back; return how each was left, by name.
+
+    An emulated bench that the run left standing is taken down afterwards. Raises `UsageError` for
+    a run that is still held, and `RestoreFailed` when a person is needed.
+    """
+    folder = store.find(runs_dir, run)
+    if not is_closed(folder.journal) and store.is_held(folder):
+        raise UsageError(f"run {folder.id} is still going: stop its process first (Ctrl-C)")
+    outcomes = recovery.recover(folder.snapshots)
+    release(folder.path)
+    return outcomes
