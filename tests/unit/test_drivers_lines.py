@@ -78,7 +78,7 @@ def test_a_dialogue_file_with_another_line_is_refused_with_its_number(tmp_path: 
 
 def test_injected_faults() -> None:
     def line(**faults: object) -> Faulty:
-        return Faulty(Replay([(b"?", b"abcdef"), (b"!", b"xyz")]), **faults)  # type: ignore[arg-type]
+        return Faulty(Replay([(b"?", b"abcdef"), (b"!", b"xyz")]), **faults)
 
     split = line(chunks=(1, 3))
     split.send(b"?", 0)
