@@ -140,7 +140,7 @@ def test_a_lost_reply_to_a_change_is_indeterminate_and_the_late_one_is_not_belie
     add = b":OXC:SWIT:CONN:ADD (@1),(@17);:SYST:ERR?\n"
     late = b'0,"No error"\nPolatis,N-VST-16x16-LU1-DMHNV,1,6.7\n'
     replay = Replay([IDN, (add, b""), (IDN[0], late), (b":OXC:SWIT:CONN:STAT?\n", b"(@1),(@17)\n")])
-    ocs = PolatisScpi(access(replay))
+    ocs = PolatisScpi(access(Faulty(replay, chunks=(13,))))  # the late reply comes by itself
     with pytest.raises(Indeterminate, match="agg0: the outcome of a change is not known"):
         ocs.connect([(1, 17)])
     assert ocs.read() == Matching.of([(1, 17)])
