@@ -18,6 +18,9 @@ from harness.wire.codec import MAX_MESSAGE_BYTES
 from harness.wire.keys import Pair
 
 _DOMAIN = "harness"
+_AT_ONCE = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+"""Plain integers: or-ing flags anew for every message cost more than encoding it."""
 _BATCH = 256
 """Messages served before other tasks get their turn."""
 
@@ -39,7 +42,9 @@ class LoopSocket:
     def send(self, frames: list[bytes]) -> None:
         """Queue a message; never blocks. Raises `zmq.ZMQError` (EHOSTUNREACH, EAGAIN)."""
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            for frame in frames[:-1]:
+                self._socket.send(frame, _MORE)
+            self._socket.send(frames[-1], _AT_ONCE)
         finally:
             self._look_again()
 
@@ -59,9 +64,11 @@ class LoopSocket:
             return
         for _ in range(_BATCH):
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = [self._socket.recv(_AT_ONCE, copy=False)]
             except zmq.Again:
                 return
+            while frames[-1].more:
+                frames.append(self._socket.recv(_AT_ONCE, copy=False))
             self._receive(frames)
             if self._socket.closed:
                 return

@@ -63,6 +63,12 @@ class ClockFit(msgspec.Struct, frozen=True, kw_only=True):
         """Map a stamp of the node onto the coordinator's clock."""
         return t_ns - self.offset_ns - round(self.drift_ppb * 1e-9 * (t_ns - self.at_ns))
 
+    def to_node(self, t_ns: int) -> int:
+        """Map a stamp of the coordinator onto the node's clock: the inverse of `to_coordinator`."""
+        drift = self.drift_ppb * 1e-9
+        since_ns = t_ns + self.offset_ns - self.at_ns  # on the node's clock, but for the drift
+        return self.at_ns + round(since_ns / (1 - drift))
+
     def bound_at(self, t_ns: int) -> int:
         """Return the half-width around ``to_coordinator(t_ns)`` that holds the true time."""
         return self.bound_ns + round(self.drift_bound_ppb * 1e-9 * abs(t_ns - self.at_ns))

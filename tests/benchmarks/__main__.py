@@ -1,0 +1,35 @@
+"""Benchmarks: ``python -m tests.benchmarks NAME [--json]``.
+
+Each module has ``run() -> dict`` (figures and marks, JSON-ready) and ``table(figures) -> str``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+
+NAMES = {
+    "coordinator": "barrier and one command to 64 agents; round trip to four",
+}
+
+
+def main() -> int:
+    about = "\n".join(f"  {name:14} {text}" for name, text in NAMES.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks",
+        epilog=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=NAMES)
+    parser.add_argument("--json", action="store_true", help="figures as JSON, nothing else")
+    given = parser.parse_args()
+    benchmark = importlib.import_module(f"tests.benchmarks.{given.name}")
+    figures = benchmark.run()
+    sys.stdout.write((json.dumps(figures) if given.json else benchmark.table(figures)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
