@@ -189,11 +189,11 @@ class _Change:
         """Return the stamp at which the map was seen to be the wanted one; else undo and raise."""
         settle_ns = SETTLE_SWITCH_TIMES * self._ocs.capabilities.typical_switch_ns
         limit_ns = min(self._deadline_ns, receipt.acknowledged_ns + settle_ns)
-        after, seen_ns = receipt.after, receipt.acknowledged_ns
+        after = receipt.after
         while True:
             if after is None:
-                after, seen_ns = self._read_back(None), self._now_ns()
-            found = _ours(after, self._ours)
+                after = self._read_back(None)
+            found, seen_ns = _ours(after, self._ours), self._now_ns()
             if found == self._wanted:
                 return seen_ns
             if seen_ns >= limit_ns:
