@@ -124,6 +124,16 @@ def unshare(flags: int) -> None:
         raise _os_error("unshare")
 
 
+def join(pid: int, flags: int) -> None:
+    """Move the calling thread into the namespaces (`CLONE_NEW*` flags) of process `pid`."""
+    handle = os.pidfd_open(pid)
+    try:
+        if _libc.setns(handle, flags) != 0:
+            raise _os_error(f"namespaces of process {pid}")
+    finally:
+        os.close(handle)
+
+
 def mount_fresh_netns_folder() -> None:
     """Give this mount namespace a ``/run/netns`` of its own.
 

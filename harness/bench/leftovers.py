@@ -112,8 +112,8 @@ def private_folder(path: Path) -> Path:
 
 def release(run_folder: Path) -> None:
     """Tear down the benches that are kept for `run_folder`: it is recovered."""
-    for path in records(record_folder()):
-        if read_record(path).keep_for == str(run_folder.resolve()):
+    for path, record in records(record_folder()).items():
+        if record.keep_for == str(run_folder.resolve()):
             tear_down(path)
 
 
@@ -128,9 +128,16 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def records(folder: Path) -> list[Path]:
-    """Return the paths of all records."""
-    return sorted(folder.glob("*.json"))
+def records(folder: Path) -> dict[Path, Record]:
+    """Read all records; one that is torn down meanwhile is left out."""
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found[path] = read_record(path)
+        except InfrastructureError:
+            if path.exists():
+                raise
+    return found
 
 
 def tear_down(path: Path, *, grace_ns: int = GRACE_NS) -> None:
@@ -158,8 +165,7 @@ def tear_down(path: Path, *, grace_ns: int = GRACE_NS) -> None:
 def sweep(folder: Path | None = None, *, include_unrecovered: bool = False) -> tuple[str, ...]:
     """Tear down what dead owners left; return the prefixes of the benches that were removed."""
     swept = []
-    for path in records(folder or record_folder()):
-        record = read_record(path)
+    for path, record in records(folder or record_folder()).items():
         if record.has_owner() or (record.is_waiting() and not include_unrecovered):
             continue
         tear_down(path)

@@ -113,7 +113,7 @@ def _reserve(
 ) -> tuple[Wiring, Path]:
     """Choose a free prefix and control network, and put the whole plan on record."""
     with leftovers.locked(folder):
-        taken = {leftovers.read_record(path).network for path in leftovers.records(folder)}
+        taken = {record.network for record in leftovers.records(folder).values()}
         taken |= _networks_in_use()
         free = next((k for k in range(CONTROL_NETWORKS) if k not in taken), None)
         if free is None:

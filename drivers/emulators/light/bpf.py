@@ -14,11 +14,10 @@ import errno
 import os
 import platform
 import struct
+from enum import IntEnum
 
 SYSCALL = {"x86_64": 321, "aarch64": 280}
 
-MAP_CREATE, MAP_LOOKUP, MAP_UPDATE, PROG_LOAD = 0, 1, 2, 5
-PROG_GET_FD_BY_ID, MAP_GET_FD_BY_ID, OBJ_GET_INFO_BY_FD = 13, 14, 15
 MAP_TYPE_ARRAY, PROG_TYPE_SCHED_CLS = 2, 3
 
 TC_ACT_SHOT = 2
@@ -32,6 +31,18 @@ _LDX_W, _STX_W, _LD_DW = 0x61, 0x63, 0x18
 _MOV64_X, _MOV64_K, _ADD64_K, _JEQ_K, _CALL, _EXIT = 0xBF, 0xB7, 0x07, 0x15, 0x85, 0x95
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Command(IntEnum):
+    """What is asked of ``bpf()``, from linux/bpf.h."""
+
+    MAP_CREATE = 0
+    MAP_LOOKUP = 1
+    MAP_UPDATE = 2
+    PROG_LOAD = 5
+    PROG_GET_FD_BY_ID = 13
+    MAP_GET_FD_BY_ID = 14
+    OBJ_GET_INFO_BY_FD = 15
 
 
 def instruction(
@@ -67,7 +78,7 @@ def redirect_program(map_fd: int) -> bytes:
 
 def create_array(entries: int) -> int:
     """Create an array map of `entries` 32-bit numbers, all zero; return its descriptor."""
-    return _bpf(MAP_CREATE, struct.pack("=5I", MAP_TYPE_ARRAY, 4, 4, entries, 0))
+    return _bpf(Command.MAP_CREATE, struct.pack("=5I", MAP_TYPE_ARRAY, 4, 4, entries, 0))
 
 
 def load_classifier(program: bytes) -> int:
@@ -86,13 +97,13 @@ def load_classifier(program: bytes) -> int:
         )  # fmt: skip
 
     try:
-        return _bpf(PROG_LOAD, request(0))
-    except PermissionError:
-        raise
+        return _bpf(Command.PROG_LOAD, request(0))
     except OSError as error:
+        if error.errno == errno.EPERM:  # no right to load programs; the verifier was not asked
+            raise
         # Asked for only now: a log costs time, and a buffer too small for it is its own error.
         try:
-            return _bpf(PROG_LOAD, request(1))
+            return _bpf(Command.PROG_LOAD, request(1))
         except OSError as again:
             words = log.value.decode(errors="replace").strip()
             raise OSError(error.errno, f"{error.strerror}; verifier: {words}") from again
@@ -111,12 +122,12 @@ class ArrayMap:
 
     def __getitem__(self, index: int) -> int:
         self._cell[0] = index
-        _call(MAP_LOOKUP, self._request)
+        _call(Command.MAP_LOOKUP, self._request)
         return int(self._cell[1])
 
     def __setitem__(self, index: int, value: int) -> None:
         self._cell[0], self._cell[1] = index, value
-        _call(MAP_UPDATE, self._request)
+        _call(Command.MAP_UPDATE, self._request)
 
     def close(self) -> None:
         """Close the descriptor; safe to call twice."""
@@ -127,7 +138,7 @@ class ArrayMap:
 
 def map_of_program(program_id: int) -> tuple[int, int]:
     """Return (descriptor, entries) of the one map that the loaded program `program_id` uses."""
-    program_fd = _bpf(PROG_GET_FD_BY_ID, struct.pack("=III", program_id, 0, 0))
+    program_fd = _bpf(Command.PROG_GET_FD_BY_ID, struct.pack("=III", program_id, 0, 0))
     try:
         map_id = ctypes.c_uint32()
         info = bytearray(64)  # struct bpf_prog_info up to and with its map_ids
@@ -135,7 +146,7 @@ def map_of_program(program_id: int) -> tuple[int, int]:
         _info(program_fd, info)
     finally:
         os.close(program_fd)
-    map_fd = _bpf(MAP_GET_FD_BY_ID, struct.pack("=III", map_id.value, 0, 0))
+    map_fd = _bpf(Command.MAP_GET_FD_BY_ID, struct.pack("=III", map_id.value, 0, 0))
     try:
         info = bytearray(20)  # struct bpf_map_info up to and with its max_entries
         _info(map_fd, info)
@@ -148,19 +159,19 @@ def map_of_program(program_id: int) -> tuple[int, int]:
 def _info(fd: int, info: bytearray) -> None:
     """Fill `info`, the head of the kernel's struct that describes the object `fd`."""
     view = (ctypes.c_char * len(info)).from_buffer(info)
-    _bpf(OBJ_GET_INFO_BY_FD, struct.pack("=IIQ", fd, len(info), ctypes.addressof(view)))
+    _bpf(Command.OBJ_GET_INFO_BY_FD, struct.pack("=IIQ", fd, len(info), ctypes.addressof(view)))
 
 
-def _bpf(command: int, attributes: bytes) -> int:
+def _bpf(command: Command, attributes: bytes) -> int:
     return _call(command, ctypes.create_string_buffer(attributes, len(attributes)))
 
 
-def _call(command: int, attributes: ctypes.Array[ctypes.c_char]) -> int:
+def _call(command: Command, attributes: ctypes.Array[ctypes.c_char]) -> int:
     number = SYSCALL.get(platform.machine())
     if number is None:
-        raise OSError(errno.ENOSYS, f"bpf() is not known for {platform.machine()}")
+        raise OSError(errno.ENOSYS, f"the number of bpf() is not known on {platform.machine()}")
     result = int(_libc.syscall(number, command, attributes, len(attributes)))
     if result < 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"bpf command {command}: {os.strerror(code)}")
+        raise OSError(code, f"bpf({command.name}): {os.strerror(code)}")
     return result

@@ -1,0 +1,67 @@
+"""Netlink attributes and steering routes, packed and read."""
+
+import socket
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drivers.errors import Misuse
+from drivers.netlink import attribute, attributes
+from drivers.tor.base import Route
+from drivers.tor.netlink import METRIC, PROTOCOL, pack_route, parse_route
+
+ROUTE = Route("198.19.3.0/24", "198.18.128.7", "u2")
+octets = st.integers(0, 255)
+addresses = st.tuples(octets, octets, octets, octets).map(lambda parts: ".".join(map(str, parts)))
+
+
+@given(st.lists(st.tuples(st.integers(1, 0x3FFF), st.binary(max_size=40)), max_size=6))
+def test_attributes_come_back_as_they_were_packed(items: list[tuple[int, bytes]]) -> None:
+    packed = b"".join(attribute(kind, payload) for kind, payload in items)
+    assert len(packed) % 4 == 0
+    assert list(attributes(packed)) == items
+
+
+@given(addresses, addresses, st.integers(8, 32), st.integers(1, 1 << 30))
+def test_a_route_comes_back_as_it_was_packed(
+    network: str, via: str, length: int, index: int
+) -> None:
+    bits = struct.unpack("!I", socket.inet_aton(network))[0] >> (32 - length) << (32 - length)
+    prefix = f"{socket.inet_ntoa(struct.pack('!I', bits))}/{length}"
+    route = Route(prefix, via, "u1")
+    assert parse_route(pack_route(route, index), {index: "u1"}) == route
+
+
+def test_a_steering_route_says_whose_it_is_and_that_it_is_preferred() -> None:
+    body = pack_route(ROUTE, 5)
+    family, length, _, _, table, protocol, _, kind, flags = struct.unpack_from("=BBBBBBBBI", body)
+    assert (family, length, table, kind) == (socket.AF_INET, 24, 254, 1)
+    assert (protocol, flags) == (PROTOCOL, 4)
+    assert dict(attributes(body[12:])) == {
+        1: bytes([198, 19, 3, 0]),
+        5: bytes([198, 18, 128, 7]),
+        4: struct.pack("=I", 5),
+        6: struct.pack("=I", METRIC),
+    }
+
+
+def test_a_foreign_route_is_not_taken_for_ours() -> None:
+    body = bytearray(pack_route(ROUTE, 5))
+    body[5] = 4
+    assert parse_route(bytes(body), {5: "u2"}) is None
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        Route("198.19.3.1/24", "198.18.128.7", "u2"),
+        Route("nowhere", "198.18.128.7", "u2"),
+        Route("198.19.3.0/24", "198.18.128.777", "u2"),
+    ],
+    ids=["host bits", "no prefix", "no address"],
+)
+def test_a_route_that_cannot_be_is_refused_by_name(route: Route) -> None:
+    with pytest.raises(Misuse, match=route.prefix):
+        pack_route(route, 5)
