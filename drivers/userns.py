@@ -72,6 +72,7 @@ def again(member: int | None = None) -> str:
     how = [] if member is None else ["--join", str(member)]
     command = [sys.executable, *sys.orig_argv[1:]]
     try:
+        # Our own command line, no shell.
         os.execv(sys.executable, [sys.executable, "-m", __name__, *how, *command])  # noqa: S606
     except OSError as error:
         return f"{sys.executable}: {error.strerror}"

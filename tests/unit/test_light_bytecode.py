@@ -11,7 +11,9 @@ MAP_FD = 5
 
 
 # One case per instruction: cutting the interpreter up would only hide them.
-def run(program: bytes, ifindex: int, table: dict[int, int]) -> tuple[int, int | None]:  # noqa: C901
+def run(  # noqa: C901
+    program: bytes, ifindex: int, table: dict[int, int]
+) -> tuple[int, int | None]:
     """Return (verdict, interface redirected to) for one packet; memory is by symbolic address."""
     code = [struct.unpack_from("=BBhi", program, at) for at in range(0, len(program), 8)]
     registers: dict[int, object] = {1: "skb", 10: ("stack", 0)}
