@@ -13,7 +13,7 @@ from harness.cli.runs import runs_option
 from harness.errors import ExitCode
 from harness.record.report import print_report
 from harness.record.store import find
-from harness.run import entry
+from harness import entry
 
 FILE = click.Path(path_type=Path)
 
@@ -98,7 +98,7 @@ def recover(run: str, runs: Path, as_json: bool) -> int:
     harness recover
     harness recover runs/latest
     """
-    restored = entry.recover(find(runs, run).path)
+    restored = entry.recover(run, runs)
     text = "\n".join(f"{switch}: {outcome}" for switch, outcome in restored.items())
     show(restored, text or "nothing to restore", as_json=as_json)
     return ExitCode.PASSED

@@ -7,11 +7,12 @@ on it. What no switch can carry is returned as *unserved* and stays on the elect
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.errors import UsageError
 from harness.fabric.topology import Link, Topology, Uplink
+from harness.model.ports import parse_circuit
 from harness.model.scenario import Shape
 
 Edge = tuple[str, str]
@@ -75,54 +76,62 @@ def factor_round(tors: Sequence[str], round_: int) -> list[Edge]:
 
 
 def assign(topology: Topology, colours: Sequence[Sequence[Edge]], rotate: int) -> Plan:
-    """Deal matchings to switches in turn, starting at switch `rotate`; take free uplinks only."""
-    taken: set[Uplink] = set()
-    links: set[Link] = set()
+    """Deal matchings to switches in turn, starting at switch `rotate`; take free uplinks only.
+
+    Where there are more matchings than switches, an edge may go to any switch that can carry it.
+    """
+    names = topology.switches
+    plan = _Planner(topology)
     unserved: list[Edge] = []
     for i, colour in enumerate(colours):
+        first = (i + rotate) % len(names) if names else 0
+        order = names[first:] + names[:first]
+        allowed = order if len(colours) > len(names) else order[:1]
         for edge in colour:
-            if not topology.switches:
+            if not any(plan.join(edge, switch) for switch in allowed):
                 unserved.append(edge)
-                continue
-            first = (i + rotate) % len(topology.switches)
-            order = topology.switches[first:] + topology.switches[:first]
-            link = _place(topology, edge, order if len(colours) > len(order) else order[:1], taken)
-            if link is None:
-                unserved.append(edge)
-                continue
-            taken |= {link.a, link.b}
-            links.add(link)
-    return Plan(frozenset(links), tuple(unserved))
+    return Plan(frozenset(plan.links), tuple(unserved))
 
 
-def _place(
-    topology: Topology, edge: Edge, switches: Iterable[str], taken: set[Uplink]
-) -> Link | None:
-    for switch in switches:
-        free = [up for up in topology.by_switch[switch] if up not in taken]
-        a = next((up for up in free if up.tor == edge[0]), None)
-        b = next((up for up in free if up.tor == edge[1]), None)
-        if a and b:
-            return Link(*sorted((a, b)))
-    return None
+class _Planner:
+    """Links so far, and the uplinks that are still free."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._taken: set[Uplink] = set()
+        self.links: set[Link] = set()
+
+    def join(
+        self, edge: Edge, switch: str, uplinks: tuple[str | None, str | None] = (None, None)
+    ) -> bool:
+        """Join two ToRs on `switch`, by these uplinks where named; False where none is free."""
+        ends = [self._free(*end, switch) for end in zip(edge, uplinks, strict=True)]
+        a, b = ends
+        if a is None or b is None:
+            return False
+        self._taken |= {a, b}
+        self.links.add(Link(*sorted((a, b))))
+        return True
+
+    def _free(self, tor: str, device: str | None, switch: str) -> Uplink | None:
+        return next(
+            (
+                up
+                for up in self._topology.by_switch[switch]
+                if up.tor == tor and up not in self._taken and device in (None, up.device)
+            ),
+            None,
+        )
 
 
 def _listed(topology: Topology, name: str, shape: Shape) -> Plan:
-    taken: set[Uplink] = set()
-    links: set[Link] = set()
+    plan = _Planner(topology)
     for text in shape.circuits:
-        ends, _, switch = text.partition("@")
-        near, _, far = ends.partition("-")
-        if switch not in topology.by_switch or not {near, far} <= set(topology.tors):
+        circuit = parse_circuit(text)
+        if circuit.switch not in topology.by_switch or not {*circuit.tors} <= {*topology.tors}:
             raise UsageError(
-                f"shapes.{name}: {text!r} is not 'TOR-TOR@SWITCH' with ToRs from "
-                f"{', '.join(topology.tors)} and switches from {', '.join(topology.switches)}"
+                f"shapes.{name}: {text!r} names a ToR or a switch that this bench has not"
             )
-        link = _place(topology, (near, far), [switch], taken)
-        if link is None:
-            raise UsageError(
-                f"shapes.{name}: {text!r} needs a free uplink of {near} and of {far} on {switch}"
-            )
-        taken |= {link.a, link.b}
-        links.add(link)
-    return Plan(frozenset(links))
+        if not plan.join(circuit.tors, circuit.switch, circuit.uplinks):
+            raise UsageError(f"shapes.{name}: {text!r} needs an uplink that is taken or not there")
+    return Plan(frozenset(plan.links))

@@ -171,8 +171,6 @@ def topology_of(bench: Bench) -> Topology:
     )
 
 
-
-
 def _place_nodes(bench: Bench) -> dict[str, NodePlace]:
     index_of = {name: i for i, name in enumerate(bench.tors)}
     seen = dict.fromkeys(bench.tors, 0)

@@ -15,7 +15,9 @@ PORT_MAX = 65_535
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _NEAR = re.compile(r"([^:@/\s]+):u(\d{1,9})", re.ASCII)
 _FAR = re.compile(r"([^:@/\s]+):(\d{1,9})(?:/(\d{1,9}))?", re.ASCII)
-_CIRCUIT = re.compile(r"([^-@:/\s]+)-([^-@:/\s]+)@([^@:/\s]+)")
+_CIRCUIT = re.compile(
+    r"([^-@:/\s]+)(?::(u\d{1,9}))?-([^-@:/\s]+)(?::(u\d{1,9}))?@([^@:/\s]+)", re.ASCII
+)
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,25 @@ def parse_cable(near: str, far: str) -> Cable:
     )
 
 
-def parse_circuit(text: str) -> tuple[str, str, str]:
-    """Parse a listed circuit ``"tor0-tor1@agg0"`` into (ToR, ToR, switch)."""
+@dataclass(frozen=True)
+class ListedCircuit:
+    """Two ToRs to be joined on one switch; an uplink that is None is any that is free."""
+
+    tors: tuple[str, str]
+    uplinks: tuple[str | None, str | None]
+    switch: str
+
+
+def parse_circuit(text: str) -> ListedCircuit:
+    """Parse ``"tor0-tor1@agg0"``, or ``"tor0:u1-tor1:u2@agg0"`` which names the uplinks too."""
     found = _CIRCUIT.fullmatch(text)
     if not found:
-        raise ValueError('a circuit is two ToRs and a switch, such as "tor0-tor1@agg0"')
-    if found[1] == found[2]:
+        raise ValueError(
+            'a circuit is two ToRs and a switch, such as "tor0-tor1@agg0" or "tor0:u1-tor1:u2@agg0"'
+        )
+    if found[1] == found[3]:
         raise ValueError(f"{found[1]} cannot be joined to itself")
-    return found[1], found[2], found[3]
+    return ListedCircuit((found[1], found[3]), (found[2], found[4]), found[5])
 
 
 def format_ports(ports: frozenset[int]) -> str:

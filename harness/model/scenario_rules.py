@@ -179,21 +179,27 @@ def _check(scenario: Scenario, where: str, check: Check) -> Iterator[str]:
 
 def _circuits_on(bench: Bench, shape: Shape, where: str) -> Iterator[str]:
     """Check listed circuits against the bench: names, and one free uplink for each end."""
-    free: Counter[tuple[str, str]] = Counter()
+    free: dict[tuple[str, str], list[str]] = {}
     for near, far in bench.cables.items():
         cable = parse_cable(near, far)
-        free[cable.tor, cable.switch] += 1
+        free.setdefault((cable.tor, cable.switch), []).append(cable.uplink)
     for i, text in enumerate(shape.circuits):
         here = f"{where}.circuits[{i}]"
-        near, far, switch = parse_circuit(text)
-        missing = [tor for tor in (near, far) if tor not in bench.tors]
+        circuit = parse_circuit(text)
+        switch = circuit.switch
+        missing = [tor for tor in circuit.tors if tor not in bench.tors]
         for tor in missing:
             yield f"{here}: bench {bench.name!r} has no ToR {tor!r}{did_you_mean(tor, bench.tors)}"
         if switch not in bench.switches:
             near_by = did_you_mean(switch, bench.switches)
             yield f"{here}: bench {bench.name!r} has no switch {switch!r}{near_by}"
             continue
-        for tor in (near, far):
-            if tor not in missing and not free[tor, switch]:
-                yield f"{here}: no uplink of {tor} on {switch} is left for it"
-            free[tor, switch] -= 1
+        for tor, uplink in zip(circuit.tors, circuit.uplinks, strict=True):
+            left = free.get((tor, switch), [])
+            if tor in missing:
+                continue
+            if not left or (uplink and uplink not in left):
+                which = f"uplink {uplink}" if uplink else "uplink"
+                yield f"{here}: no {which} of {tor} on {switch} is left for it"
+                continue
+            left.remove(uplink or left[0])

@@ -76,8 +76,10 @@ async def reconfigure(session: Session, step: Reconfigure, number: int) -> None:
 
 
 def refusal(session: Session, step: Reconfigure, shape: str) -> str:
-    """Return why a change to `shape` does not pay, or "": its dark time exceeds the window."""
+    """Return why a change to `shape` is not made, or "": it is up, or darker than pays."""
     wanted = session.plans[shape].links
+    if wanted == session.lit:
+        return f"{shape} is up already"
     moving = {link.switch for link in session.lit ^ wanted}
     slowest_ns = max((session.bench.switches[name].typical_switch_ns for name in moving), default=0)
     if step.window_ms and slowest_ns > step.window_ms * NS_PER_MS:

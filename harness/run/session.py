@@ -128,7 +128,7 @@ class Session:
                 {
                     "level": "info",
                     "who": agent,
-                    "text": f"ranks {', '.join(map(str, answer.pids))} on {answer.backend}",
+                    "text": f"{_ranks(answer.pids)} on {answer.backend}",
                 },
             )
 
@@ -169,3 +169,7 @@ class Session:
         """Send traffic over `links` and nothing else over circuits; the rest is electrical."""
         await self.bench.steer(self.bench.topology.routes(links))
         self.lit = links
+
+
+def _ranks(pids: Mapping[int, int]) -> str:
+    return ", ".join(f"rank {rank} (pid {pid})" for rank, pid in sorted(pids.items()))

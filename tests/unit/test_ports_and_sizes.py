@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.model.ports import Cable, format_ports, parse_cable, parse_circuit, parse_ports
+from harness.model.ports import (
+    Cable,
+    ListedCircuit,
+    format_ports,
+    parse_cable,
+    parse_circuit,
+    parse_ports,
+)
 from harness.model.sizes import SIZE_MAX, format_size, parse_size
 
 
@@ -50,7 +57,10 @@ def test_half_a_cable_is_refused(near: str, far: str) -> None:
 
 
 def test_a_circuit_names_two_tors_and_a_switch() -> None:
-    assert parse_circuit("tor0-tor1@agg-0") == ("tor0", "tor1", "agg-0")
+    free = ListedCircuit(("tor0", "tor1"), (None, None), "agg-0")
+    assert parse_circuit("tor0-tor1@agg-0") == free
+    named = ListedCircuit(("tor0", "tor1"), ("u1", "u2"), "agg-0")
+    assert parse_circuit("tor0:u1-tor1:u2@agg-0") == named
     for text in ("tor0-tor1", "tor0@agg0", "tor0-tor1-tor2@agg0", "tor0-tor0@agg0"):
         with pytest.raises(ValueError, match=r"circuit|itself"):
             parse_circuit(text)
