@@ -30,6 +30,7 @@ class Communicators:
         self._generation = -1
         self._members: list[Member] = []
         self._stores: dict[str, Any] = {}
+        self._kept: Operation | None = None
         self._torch: Any = None
         self._device: Any = None
 
@@ -123,11 +124,25 @@ class Communicators:
         return self._members[1:] if use_subgroups and self.everyone else [self.everyone]
 
     def operation(self, member: Member, op: Op, size_bytes: int, dtype: Dtype) -> Operation:
-        """Return the operation with its buffers on this rank's device."""
+        """Return the operation with its buffers on this rank's device.
+
+        The last one is kept: asked for again, it works on the same memory, as in one long run.
+        """
         if op == "send_recv" and len(member.ranks) == 1:
             raise ValueError("send_recv needs two ranks or more")
         row = counts(op, size_bytes, len(member.ranks), dtype)
-        return Operation(Place(self._torch, self._device), member, op, dtype, row)
+        kept = self._kept
+        if kept and (kept.member.ranks, kept.op, kept.dtype, kept.row) == (
+            member.ranks,
+            op,
+            dtype,
+            row,
+        ):
+            kept.bind(member)
+            return kept
+        self._kept = None  # its memory goes before the next is asked for
+        self._kept = Operation(Place(self._torch, self._device), member, op, dtype, row)
+        return self._kept
 
     def effective_env(self) -> dict[str, str]:
         """Return the recorded variables as they stand in this process."""

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 from agents.beacons import Ledger, Stamper, parse
 from agents.labour import Handler, Notify
+from agents.process import ask_for_real_time
 from harness.clock import NS_PER_S, NS_PER_US
 from harness.wire.messages import (
     Beacons,
@@ -194,7 +195,7 @@ class _Listening:
     # -- sending -------------------------------------------------------------------------------
 
     def _send(self) -> None:
-        ask_for_real_time()
+        ask_for_real_time()  # a beacon that is sent late looks like a longer dark time
         sequence = dict.fromkeys(self._sockets, 0)
         due_ns = time.monotonic_ns()
         while not self._stopping:
@@ -263,15 +264,6 @@ class _Listening:
 def _let_go(heard: asyncio.Future[None]) -> None:
     if not heard.done():
         heard.set_result(None)
-
-
-def ask_for_real_time() -> None:
-    """Let this thread run before ordinary ones, where we may.
-
-    A beacon that is sent late on a busy machine looks like a longer dark time.
-    """
-    with suppress(PermissionError):
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 
 
 def open_socket(device: str) -> socket.socket:

@@ -22,7 +22,7 @@ from collections import deque
 from agents.collective import Operation
 from agents.communicators import Communicators
 from agents.pipe import Frame, Position, Unpacker, WhereAreYou, pack
-from agents.process import die_with
+from agents.process import ask_for_real_time, die_with
 from agents.traffic import Gate, Watch
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.wire.messages import (
@@ -84,6 +84,7 @@ class Rank:
 
     def control(self) -> None:
         """Read orders until the agent is gone, then end the process, whatever torch is doing."""
+        ask_for_real_time()  # the switch waits for these answers while collectives fill the CPUs
         unpacker = Unpacker()
         while True:
             if not select.select([self._line], [], [], self._look_after())[0]:

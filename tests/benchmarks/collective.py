@@ -12,6 +12,7 @@ Mark: within 3 % at 1 and 16 MiB.
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import subprocess
 import sys
@@ -25,8 +26,9 @@ from typing import IO
 
 from agents.collective import SPAN_BYTES
 from agents.ranks import PROGRAM, Ranks
-from harness.clock import NS_PER_S
-from harness.model.busbw import busbw_gb_per_s, mean_of_ranks_ns
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.model.busbw import mean_of_ranks_ns
+from harness.model.sizes import format_size
 from harness.wire.messages import (
     EndTraffic,
     Failure,
@@ -44,7 +46,7 @@ from harness.wire.messages import (
     TrafficTimes,
 )
 
-MARK = 1.03
+MARK = "ratio <= 1.03"
 LIMIT_NS = 60 * NS_PER_S
 SIZES = {2**20: (60, 20), 16 * 2**20: (40, 8)}
 """Bytes -> (rounds, iterations in each arm's burst)."""
@@ -156,8 +158,8 @@ class Harness:
         await self.ask(StopAt(iteration=max(n for entered in held for n in entered.values())))
         found = await self.ask(TrafficSoFar(last=iterations))
         await self.ask(EndTraffic())
-        times = [times for one in found if isinstance(one, TrafficTimes) for times in [one]]
-        return mean_of_ranks_ns([row for one in times for row in one.times_ns.values()])
+        told = [one for one in found if isinstance(one, TrafficTimes)]
+        return mean_of_ranks_ns([times for one in told for times in one.times_ns.values()])
 
     async def stop(self) -> None:
         """Stop all ranks."""
@@ -178,21 +180,23 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 def _started(stack: ExitStack, argv: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a process that ends when its standard input closes; `stack` sees to that."""
     child = stack.enter_context(
-        subprocess.Popen(list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        subprocess.Popen(
+            list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
     )
     stack.callback(_pipe(child.stdin).close)
     return child
 
 
-async def _measure(places: Sequence[Place], store: str, logs: Path) -> list[dict[str, float]]:
-    rows = []
+async def _measure(places: Sequence[Place], store: str, logs: Path) -> dict[str, object]:
+    rows: dict[str, object] = {}
     harness = Harness(places, logs)
     with ExitStack() as stack:
         bare = Bare(stack, places, store)
         await harness.start(store)
         try:
             for size, (rounds, iterations) in SIZES.items():
-                rows += await _rounds(bare, harness, size, rounds, iterations)
+                rows |= await _rounds(bare, harness, size, rounds, iterations)
         finally:
             await harness.stop()
     return rows
@@ -200,7 +204,7 @@ async def _measure(places: Sequence[Place], store: str, logs: Path) -> list[dict
 
 async def _rounds(
     bare: Bare, harness: Harness, size: int, rounds: int, iterations: int
-) -> list[dict[str, float]]:
+) -> dict[str, object]:
     about_ns = bare.burst(size, iterations)
     await harness.collective(size, iterations)  # both warm
     times: dict[str, list[float]] = {"bare": [], "collective": [], "traffic": []}
@@ -214,26 +218,24 @@ async def _rounds(
             else:
                 found = await harness.traffic(size, iterations, about_ns)
             times[arm].append(found)
-    rows = []
-    for arm in ("collective", "traffic"):
-        ratios = [ours / bare_ns for ours, bare_ns in zip(times[arm], times["bare"], strict=True)]
-        quartiles = statistics.quantiles(ratios, n=4)
-        rows.append(
-            {
-                "name": f"{arm}.all_reduce.{size}",
-                "ratio": statistics.median(ratios),
-                "ratio_p25": quartiles[0],
-                "ratio_p75": quartiles[2],
-                "of_medians": statistics.median(times[arm]) / statistics.median(times["bare"]),
-                "of_fastest": min(times[arm]) / min(times["bare"]),
-                "bare_ms": statistics.median(times["bare"]) / 1e6,
-                "harness_ms": statistics.median(times[arm]) / 1e6,
-                "busbw_gb_per_s": busbw_gb_per_s("all_reduce", size, 2, min(times[arm])),
-                "rounds": rounds,
-                "mark": MARK,
-            }
-        )
-    return rows
+    bare_ns = times.pop("bare")
+    return {f"{arm}.all_reduce.{format_size(size)}": figures(times[arm], bare_ns) for arm in times}
+
+
+def figures(ours_ns: Sequence[float], bare_ns: Sequence[float]) -> dict[str, object]:
+    """Return the ratio (median over rounds, and its quartiles) and both arms' medians."""
+    ratios = [ours / bare for ours, bare in zip(ours_ns, bare_ns, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return {
+        "ratio": round(middle, 4),
+        "p25": round(low, 4),
+        "p75": round(high, 4),
+        "fastest": round(min(ours_ns) / min(bare_ns), 4),
+        "bare_ms": round(statistics.median(bare_ns) / NS_PER_MS, 3),
+        "harness_ms": round(statistics.median(ours_ns) / NS_PER_MS, 3),
+        "rounds": len(ratios),
+        "mark": MARK,
+    }
 
 
 def run(
@@ -241,8 +243,8 @@ def run(
     *,
     store_enter: Sequence[str] = (),
     store_host: str = "127.0.0.1",
-) -> list[dict[str, float]]:
-    """Return one row per arm and size; `ratio` is to stay below `mark`.
+) -> dict[str, object]:
+    """Return one row per arm and size; `ratio` is harness / bare, median over rounds.
 
     `store_enter` and `store_host` say where the ranks' store runs and under which address all
     places reach it.
@@ -252,4 +254,15 @@ def run(
         argv = [*store_enter, sys.executable, "-m", "agents.store", "--host", store_host]
         served = _started(stack, argv)
         store = _pipe(served.stdout).readline().decode().strip()
-        return asyncio.run(_measure(places, store, logs))
+        rows = asyncio.run(_measure(places, store, logs))
+    return {**rows, "load": os.getloadavg()[0]}
+
+
+def table(rows: dict[str, object]) -> str:
+    """Return the figures for a terminal."""
+    columns = ("ratio", "p25", "p75", "fastest", "bare_ms", "harness_ms", "rounds")
+    lines = [f"{'':32}" + "".join(f"{name:>12}" for name in columns) + f"  (load {rows['load']})"]
+    for name, row in rows.items():
+        if isinstance(row, dict):
+            lines.append(f"{name:32}" + "".join(f"{row[c]:>12}" for c in columns) + f"  {MARK}")
+    return "\n".join(lines)
