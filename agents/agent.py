@@ -37,6 +37,9 @@ LINGER_MS = 1_000
 """The last answers have this long to leave."""
 
 
+MakeLabours = Callable[[Notify, str], tuple[Labour, ...]]
+
+
 def labours(notify: Notify, name: str) -> tuple[Labour, ...]:
     """Return the work that this agent carries: the one place where it is plugged in."""
     return (Ranks(notify), Probe(notify, node=name))
@@ -45,12 +48,7 @@ def labours(notify: Notify, name: str) -> tuple[Labour, ...]:
 class Agent:
     """One agent on the running event loop; `serve` returns the exit code."""
 
-    def __init__(
-        self,
-        met: Met,
-        name: str,
-        make_labours: Callable[[Notify, str], tuple[Labour, ...]] = labours,
-    ) -> None:
+    def __init__(self, met: Met, name: str, make_labours: MakeLabours) -> None:
         self._name, self._met = name, met
         self._epoch = met.epoch
         self._loop = asyncio.get_running_loop()
@@ -232,15 +230,19 @@ class Agent:
             return  # the queue is full: the coordinator asks again for what it misses
 
 
-def run(coordinator: Coordinator, max_wait_ns: int) -> ExitCode:
+def run(
+    coordinator: Coordinator, max_wait_ns: int, make_labours: MakeLabours = labours
+) -> ExitCode:
     """Meet the coordinator, serve it, and leave nothing behind. Blocks; returns the exit code."""
     context: Context = zmq.Context()
     met = meet(context, coordinator, max_wait_ns)
-    return asyncio.run(_serve(context, coordinator, met))
+    return asyncio.run(_serve(context, coordinator, met, make_labours))
 
 
-async def _serve(context: Context, coordinator: Coordinator, met: Met) -> ExitCode:
-    agent = Agent(met, coordinator.pair.name)
+async def _serve(
+    context: Context, coordinator: Coordinator, met: Met, make_labours: MakeLabours
+) -> ExitCode:
+    agent = Agent(met, coordinator.pair.name, make_labours)
     pulse = Pulse(context, coordinator, met, lost=agent.lost, kill_now=agent.kill_now)
     pulse.start()
     try:
