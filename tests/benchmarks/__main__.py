@@ -11,7 +11,9 @@ import json
 import sys
 
 NAMES = {
+    "collective": "all-reduce of the harness against a bare torch loop, on loopback",
     "coordinator": "barrier and one command to 64 agents; round trip to four",
+    "light": "map updates, dark times on packets, throughput, steering; needs root",
 }
 
 

@@ -7,16 +7,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 
 from drivers import netlink
+from drivers.base import Matching, Ocs
+from drivers.catalog import open_ocs
 from drivers.emulators import config
+from drivers.emulators.config import EmulatedSwitch, Face, Ready, Timing
 from drivers.emulators.light import Light, bpf, open_light
 from drivers.emulators.light.abilities import probe, smallest_dark_ns
 from drivers.interfaces import End, Interfaces
@@ -283,3 +287,52 @@ def test_this_machine_is_found_able_by_trying() -> None:
     assert (found.namespaces, found.ebpf, found.mirred) == ("", "", "")
     assert found.light == "ebpf"
     assert found.smallest_dark_ns == smallest_dark_ns(found.lateness_p99_ns) >= 1_000_000
+
+
+@contextmanager
+def unit(lab: Lab, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Ocs]]:
+    """Run an emulated unit whose light is the lab's, and its driver."""
+    settings = EmulatedSwitch(
+        name="agg0",
+        timing=Timing(switch_ms=1.0),
+        faces=(Face(protocol="scpi", server="tcp"),),
+        light=lab.config("ebpf"),
+    )
+    path = folder / "agg0.json"
+    path.write_bytes(msgspec.json.encode(settings))
+    command = [sys.executable, "-m", "drivers.emulators", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        try:
+            assert process.stdout
+            ready = msgspec.json.decode(process.stdout.readline(), type=Ready)
+            url, limit_ns = ready.urls[0], int(LIMIT_S * 1e9)
+            ocs = open_ocs("polatis-scpi", url, name="agg0", exchange_timeout_ns=limit_ns)
+            try:
+                yield process, ocs
+            finally:
+                ocs.close()
+        finally:
+            process.kill()
+
+
+def test_a_unit_that_is_killed_keeps_its_map_and_its_successor_knows_it(
+    lab: Lab, tmp_path: Path
+) -> None:
+    made = Matching.of({(1, 18), (2, 17)})
+    with unit(lab, tmp_path) as (process, ocs):
+        ocs.connect(list(made))
+        _until(lambda: lab.hears(1, 2))
+        process.kill()
+        process.wait(LIMIT_S)
+    assert lab.passes() == {(1, 2), (2, 1)}
+    with unit(lab, tmp_path) as (_, ocs):
+        assert ocs.read() == made
+        assert lab.passes() == {(1, 2), (2, 1)}
+        ocs.disconnect([(1, 18)])
+        assert lab.passes() == {(2, 1)}
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline
