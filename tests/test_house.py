@@ -39,6 +39,7 @@ HARNESS_ROWS = (
     ("bench",),
     ("run",),
     ("record",),
+    ("entry",),
     ("cli",),
 )
 """A module of harness imports its own entry and the rows above it, nothing else."""
@@ -48,7 +49,7 @@ DRIVERS_ROWS = (
     ("errors",),
     ("base",),
     ("address", "netlink"),
-    ("interfaces",),
+    ("interfaces", "userns"),
     ("dialects", "transports"),
     ("ocs", "tor"),
     ("apply", "catalog"),
