@@ -29,6 +29,7 @@ from drivers.errors import (
     BadMatching,
     DeadlineExpired,
     DeviceFault,
+    Garbled,
     Indeterminate,
     LinkLost,
     Mismatch,
@@ -132,12 +133,18 @@ def wait_for_light(
 ) -> int:
     """Poll power until all of `egress` read above `floor_dbm`; return the stamp of the answer.
 
-    Raises `NoLight` naming the ports still dark after `deadline_ns`; looks at least once.
+    Raises `NoLight` naming the ports still dark after `deadline_ns`; looks at least once. A look
+    that the line spoils is repeated: looking is harmless.
     """
     dark = list(egress)
     while dark:
         expired = now_ns() >= deadline_ns
-        powers = ocs.power_dbm(dark)
+        try:
+            powers = ocs.power_dbm(dark)
+        except (LinkLost, DeadlineExpired, Garbled):
+            if expired:
+                raise
+            continue
         seen_ns = now_ns()
         dark = [port for port in dark if powers[port] <= floor_dbm]
         if not dark:

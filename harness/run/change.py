@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from drivers.base import Applied
-from drivers.errors import DriverError
+from drivers.errors import DriverError, NoLight
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.fabric.circuits import Plan
 from harness.fabric.topology import Link, Uplink
@@ -59,7 +59,13 @@ class _Outcome:
     waited_ns: int
     light_ns: int | None
     applied: Applied | None = None
+    dark: frozenset[int] | None = frozenset()
+    """Egress ports that failed: those without light, or None for all of the switch."""
     error: str = ""
+
+    def fails(self, link: Link) -> bool:
+        """Tell whether `link`, on this switch, must not carry traffic."""
+        return self.dark is None or not self.dark.isdisjoint((link.a.egress, link.b.egress))
 
 
 async def switch_over(
@@ -98,10 +104,10 @@ async def _switch(session: Session, change: Change) -> frozenset[Link]:
     for name, outcome in outcomes.items():
         if outcome.error:
             change.failures[name] = outcome.error
-        elif outcome.applied and outcome.applied.delta:
+        if outcome.applied and outcome.applied.delta:
             change.applied[name] = outcome.applied
     _stamp_devices(change, outcomes)
-    return frozenset(link for link in change.wanted if link.switch not in change.failures)
+    return frozenset(link for link in change.wanted if not outcomes[link.switch].fails(link))
 
 
 def _stamp_devices(change: Change, outcomes: Mapping[str, _Outcome]) -> None:
@@ -121,6 +127,7 @@ def _stamp_devices(change: Change, outcomes: Mapping[str, _Outcome]) -> None:
 async def _apply(session: Session, name: str, wanted: frozenset[Link]) -> _Outcome:
     switch, clock = session.bench.switches[name], session.bench.clock
     waited_before_ns = switch.waited_ns
+    applied: Applied | None = None
     try:
         applied = await switch.apply(session.bench.topology.matching(wanted, name))
         waited_ns = switch.waited_ns - waited_before_ns
@@ -130,9 +137,15 @@ async def _apply(session: Session, name: str, wanted: frozenset[Link]) -> _Outco
             light_ns = await switch.wait_for_light(tuple(b for _, b in applied.delta.make))
         end_ns = clock.now_ns()
     except DriverError as fault:
-        now_ns = clock.now_ns()
-        waited_ns = switch.waited_ns - waited_before_ns
-        return _Outcome(now_ns, waited_ns, None, error=str(fault))
+        dark = frozenset(fault.ports) if isinstance(fault, NoLight) else None
+        return _Outcome(
+            end_ns=clock.now_ns(),
+            waited_ns=switch.waited_ns - waited_before_ns,
+            light_ns=None,
+            applied=applied,
+            dark=dark,
+            error=f"{name}: {str(fault).removeprefix(f'{name}: ')}",
+        )
     # All the time until there is light is the device's: we only poll.
     return _Outcome(end_ns, waited_ns + end_ns - asked_ns, light_ns, applied)
 
