@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 from agents.agent import run
-from agents.meeting import Coordinator
 from harness.clock import NS_PER_S
 from harness.errors import HarnessError
 from harness.wire.keys import COORDINATOR, load, load_public
+from harness.wire.meeting import Coordinator
 from harness.wire.sockets import split_address
 
 

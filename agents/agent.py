@@ -8,27 +8,30 @@ coordinator lost (3), a bug of ours (70). On each of them the labour is closed f
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 
-import zmq
-
+from agents.facts import hello
 from agents.labour import Handler, Labour, Notify
-from agents.meeting import Context, Coordinator, Met, meet
 from agents.probe import Probe
-from agents.pulse import Pulse
 from agents.ranks import Ranks
 from harness.clock import NS_PER_S
 from harness.errors import ExitCode, HarnessError
 from harness.wire import codec
+from harness.wire.echo import Echo
+from harness.wire.meeting import Coordinator, Met, meet
 from harness.wire.messages import Done, Envelope, Failure, Message, Note, Shutdown
-from harness.wire.sockets import LoopSocket
+from harness.wire.sockets import Frame, LoopSocket
 
 CLOSE_WITHIN_NS = 5 * NS_PER_S
+END_WITHIN_NS = 7 * NS_PER_S
+"""After its coordinator is lost, the agent is gone this much later even if its loop is stuck."""
 CUT_OFF_NS = NS_PER_S
 """A handler may answer at its deadline; this much later it is cancelled."""
 REMEMBERED = 512
@@ -48,17 +51,19 @@ def labours(notify: Notify, name: str) -> tuple[Labour, ...]:
 class Agent:
     """One agent on the running event loop; `serve` returns the exit code."""
 
-    def __init__(self, met: Met, name: str, make_labours: MakeLabours) -> None:
-        self._name, self._met = name, met
+    def __init__(self, met: Met, make_labours: MakeLabours) -> None:
+        self._name, self._met = met.coordinator.pair.name, met
         self._epoch = met.epoch
         self._loop = asyncio.get_running_loop()
         self._ending: asyncio.Future[ExitCode] = self._loop.create_future()
-        self._last_word: bytes = b""
+        self.ended = threading.Event()
+        """Set once the labour is closed: the watchdog may rest."""
+        self._last_word = b""
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: set[tuple[int, int]] = set()
         self._answers: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._forgotten_seq = 0
-        self._labours = make_labours(self.notify, name)
+        self._labours = make_labours(self.notify, self._name)
         self._handlers: dict[type[Message], Handler] = {}
         for labour in self._labours:
             self._handlers |= labour.commands()
@@ -79,14 +84,23 @@ class Agent:
             self._socket.close(LINGER_MS)
 
     def lost(self, silence_ns: int) -> None:
-        """End because the coordinator is silent. Called from the watchdog's thread."""
+        """End because the coordinator is silent. Called in the echo's thread, as its last act.
+
+        If the event loop does not bring the agent to its end, the labour is killed without it.
+        """
         text = f"the coordinator was silent for {silence_ns / NS_PER_S:.2f} s"
         self._loop.call_soon_threadsafe(self._end, ExitCode.INFRASTRUCTURE, text)
-
-    def kill_now(self) -> None:
-        """Kill the labour without the event loop. Called from the watchdog's thread."""
+        if self.ended.wait(END_WITHIN_NS / NS_PER_S):
+            return
         for labour in self._labours:
             labour.kill_now()
+        sys.stderr.write(f"agent {self._name}: {text}; work is stuck and was killed\n")
+        sys.stderr.flush()
+        os._exit(ExitCode.INFRASTRUCTURE)
+
+    def broken(self, error: Exception) -> None:
+        """End because the heartbeat's thread failed: a bug of ours. Called in that thread."""
+        self._loop.call_soon_threadsafe(self._break, error)
 
     def notify(self, note: Note) -> None:
         """Send unasked news to the coordinator, from any thread."""
@@ -112,16 +126,20 @@ class Agent:
             self._ending.set_exception(error)
 
     async def _close(self) -> None:
+        """Stop all work; what does not stop in time is killed, and the last word says so."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             async with asyncio.timeout(CLOSE_WITHIN_NS / NS_PER_S):
+                await asyncio.gather(*self._tasks, return_exceptions=True)
                 for labour in self._labours:
                     await labour.close()
-        except (TimeoutError, HarnessError) as error:
-            self.kill_now()
-            text = f"work did not stop by itself ({error or 'time is up'}); it was killed"
+        except BaseException as error:
+            for labour in self._labours:
+                labour.kill_now()
+            if not isinstance(error, TimeoutError | HarnessError):
+                raise
+            text = f"work did not stop by itself ({str(error) or 'time is up'}); it was killed"
             sys.stderr.write(f"agent {self._name}: {text}\n")
             if self._last_word:
                 failure = Failure(error=type(error).__name__, text=text)
@@ -129,7 +147,7 @@ class Agent:
 
     # -- commands ----------------------------------------------------------------------------
 
-    def _receive(self, frames: list[zmq.Frame]) -> None:
+    def _receive(self, frames: list[Frame]) -> None:
         try:
             self._received(codec.decode(frames[-1].bytes))
         except codec.WireError as error:
@@ -224,30 +242,24 @@ class Agent:
         )
 
     def _send(self, data: bytes) -> None:
-        try:
-            self._socket.send([data])
-        except zmq.Again:
-            return  # the queue is full: the coordinator asks again for what it misses
+        self._socket.send([data])  # when the queue is full, the coordinator asks again
 
 
 def run(
     coordinator: Coordinator, max_wait_ns: int, make_labours: MakeLabours = labours
 ) -> ExitCode:
     """Meet the coordinator, serve it, and leave nothing behind. Blocks; returns the exit code."""
-    context: Context = zmq.Context()
-    met = meet(context, coordinator, max_wait_ns)
-    return asyncio.run(_serve(context, coordinator, met, make_labours))
+    met = meet(coordinator, hello(), max_wait_ns)
+    return asyncio.run(_serve(met, make_labours))
 
 
-async def _serve(
-    context: Context, coordinator: Coordinator, met: Met, make_labours: MakeLabours
-) -> ExitCode:
-    agent = Agent(met, coordinator.pair.name, make_labours)
-    pulse = Pulse(context, coordinator, met, lost=agent.lost, kill_now=agent.kill_now)
-    pulse.start()
+async def _serve(met: Met, make_labours: MakeLabours) -> ExitCode:
+    agent = Agent(met, make_labours)
+    echo = Echo(met, lost=agent.lost, broken=agent.broken)
+    echo.start()
     try:
         return await agent.serve()
     finally:
-        pulse.ended.set()
-        context.term()  # ends the pulse and waits, at most LINGER_MS, for the last word to leave
-        pulse.join()
+        agent.ended.set()
+        met.close()
+        echo.join()

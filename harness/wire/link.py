@@ -43,7 +43,14 @@ from harness.wire.messages import (
     Welcome,
 )
 from harness.wire.pulse import FIRST_BURST, Pulse, Told, clock_identity
-from harness.wire.sockets import Doorkeeper, LoopSocket, server_socket, split_address
+from harness.wire.sockets import (
+    Context,
+    Doorkeeper,
+    Frame,
+    LoopSocket,
+    server_socket,
+    split_address,
+)
 from harness.wire.timesync import ClockError, ClockFit
 
 BEAT_NS = 200 * NS_PER_MS
@@ -102,7 +109,7 @@ class Link:
         """Open both sockets. Raises `InfrastructureError` where an address cannot be had."""
         self._changed = asyncio.Event()
         self._clock_identity = clock_identity()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: Context = zmq.Context()
         self._doorkeeper = Doorkeeper(self._context, self._agents)
         self._doorkeeper.start()
         try:
@@ -269,17 +276,11 @@ class Link:
             t_mono_ns=time.monotonic_ns(),
             deadline_ns=deadline_ns,
         )
-        try:
-            self._socket.send([route, data])
-        except zmq.ZMQError as error:
-            if error.errno not in {zmq.EHOSTUNREACH, zmq.EAGAIN}:
-                raise
-            return False
-        return True
+        return self._socket.send([route, data])
 
     # -- receiving ---------------------------------------------------------------------------
 
-    def _receive(self, frames: list[zmq.Frame]) -> None:
+    def _receive(self, frames: list[Frame]) -> None:
         try:
             self._received(frames[0].bytes, str(frames[-1].get("User-Id")), frames[-1].bytes)
         except Exception as error:  # a bug of ours must reach those who wait

@@ -24,7 +24,9 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _BATCH = 256
 """Messages served before other tasks get their turn."""
 
-Receive = Callable[[list[zmq.Frame]], None]
+Frame = zmq.Frame
+Context = zmq.Context[zmq.Socket[bytes]]
+Receive = Callable[[list[Frame]], None]
 
 
 class LoopSocket:
@@ -39,14 +41,19 @@ class LoopSocket:
         self._loop.add_reader(self._descriptor, self._drain)
         self._look_again()
 
-    def send(self, frames: list[bytes]) -> None:
-        """Queue a message; never blocks. Raises `zmq.ZMQError` (EHOSTUNREACH, EAGAIN)."""
+    def send(self, frames: list[bytes]) -> bool:
+        """Queue a message, never waiting; False when the peer cannot take it just now."""
         try:
             for frame in frames[:-1]:
                 self._socket.send(frame, _MORE)
             self._socket.send(frames[-1], _AT_ONCE)
+        except zmq.ZMQError as error:
+            if error.errno not in {zmq.EHOSTUNREACH, zmq.EAGAIN}:
+                raise
+            return False
         finally:
             self._look_again()
+        return True
 
     def close(self, linger_ms: int) -> None:
         """Stop serving and close the socket. `linger_ms` bounds what is still to be sent."""
@@ -92,7 +99,7 @@ class Doorkeeper(ThreadAuthenticator):
         return self._names[super().curve_user_id(client_public_key)]
 
 
-def server_socket(context: zmq.Context[zmq.Socket[bytes]], pair: Pair) -> zmq.Socket[bytes]:
+def server_socket(context: Context, pair: Pair) -> zmq.Socket[bytes]:
     """Return an unbound ROUTER that speaks CURVE as `pair` and tells when a peer is unreachable."""
     socket = context.socket(zmq.ROUTER)
     socket.curve_server = True
@@ -104,9 +111,7 @@ def server_socket(context: zmq.Context[zmq.Socket[bytes]], pair: Pair) -> zmq.So
     return socket
 
 
-def client_socket(
-    context: zmq.Context[zmq.Socket[bytes]], pair: Pair, server: str, identity: bytes
-) -> zmq.Socket[bytes]:
+def client_socket(context: Context, pair: Pair, server: str, identity: bytes) -> zmq.Socket[bytes]:
     """Return an unconnected DEALER that speaks CURVE as `pair` to the holder of key `server`."""
     socket = context.socket(zmq.DEALER)
     socket.curve_serverkey = server.encode("ascii")

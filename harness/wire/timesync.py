@@ -149,10 +149,7 @@ def fit(node: str, kept: Sequence[Sample], taken: int) -> ClockFit:
     doubt = max(high - slope, slope - low)
     level = _weighted_mean([(p.rise - slope * p.at, p.half_width) for p in points])
     offset = round(best.offset + level)
-    level = offset - best.offset
-    bound = min(
-        abs(p.rise - level - slope * p.at) + p.half_width + doubt * abs(p.at) for p in points
-    )
+    bound = abs(offset - best.offset) + best.half_width
     return ClockFit(
         node=node,
         offset_ns=offset,

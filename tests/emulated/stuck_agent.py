@@ -9,11 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-import agents.pulse
-from agents.agent import run
+import agents.agent
 from agents.labour import Handler, Notify
-from agents.meeting import Coordinator
 from harness.wire import keys
+from harness.wire.meeting import Coordinator
 from harness.wire.messages import Message, StopRanks
 from harness.wire.sockets import split_address
 
@@ -44,10 +43,12 @@ class Stuck:
 
 
 def main(name: str, address: str, folder: Path, end_within_ns: int) -> int:
-    agents.pulse.END_WITHIN_NS = end_within_ns
+    agents.agent.END_WITHIN_NS = end_within_ns
     pair, key = keys.load(folder, name), keys.load_public(folder / "coordinator.pub")
     coordinator = Coordinator(*split_address(address), key, pair)
-    return run(coordinator, 20 * 10**9, lambda notify, _: (Stuck(notify, folder / "child"),))
+    return agents.agent.run(
+        coordinator, 20 * 10**9, lambda notify, _: (Stuck(notify, folder / "child"),)
+    )
 
 
 if __name__ == "__main__":

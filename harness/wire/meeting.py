@@ -1,4 +1,4 @@
-"""How an agent meets its coordinator: hello, and welcome or a refusal.
+"""The agent's side of the first contact: hello, and welcome or a refusal.
 
 Plain blocking code, before there is an event loop or any work to stop. Raises
 `InfrastructureError` with the one line that a person needs: nobody there, wrong key on either
@@ -8,12 +8,8 @@ side, or refused (version, name taken) with the coordinator's reason.
 from __future__ import annotations
 
 import os
-import platform
-import socket
 import time
 from dataclasses import dataclass
-from importlib import metadata
-from pathlib import Path
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -22,11 +18,8 @@ from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import InfrastructureError
 from harness.wire import codec
 from harness.wire.keys import Pair
-from harness.wire.messages import VERSION, Hello, Refusal, Welcome
-from harness.wire.pulse import clock_identity
-from harness.wire.sockets import client_socket
-
-Context = zmq.Context[zmq.Socket[bytes]]
+from harness.wire.messages import Envelope, Hello, Refusal, Welcome
+from harness.wire.sockets import Context, client_socket
 
 _HELLO_AGAIN_NS = NS_PER_S
 _FAILED_HANDSHAKES = 5
@@ -49,47 +42,51 @@ class Coordinator:
 
 @dataclass(frozen=True)
 class Met:
-    """The outcome: an open socket on which we are known, and the terms."""
+    """The outcome: an open socket on which we are known, the terms, and whom we know."""
 
+    coordinator: Coordinator
+    context: Context
     socket: zmq.Socket[bytes]
     identity: bytes
     welcome: Welcome
     run: str
     epoch: int
 
+    def close(self) -> None:
+        """End the connection: waits for what its closed sockets still send, within their linger."""
+        self.context.term()
 
-def meet(context: Context, coordinator: Coordinator, max_wait_ns: int) -> Met:
+
+def meet(coordinator: Coordinator, hello: Hello, max_wait_ns: int) -> Met:
     """Say hello until welcomed. The identity is fresh for each process, the name is the key's."""
+    context: Context = zmq.Context()
     name = coordinator.pair.name
     identity = f"{name}/{os.getpid()}-{os.urandom(4).hex()}".encode()
     work = client_socket(context, coordinator.pair, coordinator.key, identity)
     monitor = work.get_monitor_socket(_HANDSHAKES)
     try:
         work.connect(f"tcp://{coordinator.host}:{coordinator.port}")
-        return _talk(work, monitor, coordinator, identity, time.monotonic_ns() + max_wait_ns)
-    except zmq.ZMQError as error:
-        work.close(0)
-        raise InfrastructureError(
-            f"cannot connect to {coordinator.host}:{coordinator.port}: {error.strerror}"
-        ) from error
-    except BaseException:
-        work.close(0)
-        raise
-    finally:
-        if not work.closed:
-            work.disable_monitor()
+        deadline_ns = time.monotonic_ns() + max_wait_ns
+        welcome, envelope = _talk(work, monitor, coordinator, hello, deadline_ns)
+        work.disable_monitor()
         monitor.close()
+    except BaseException as error:
+        context.destroy(0)
+        if isinstance(error, zmq.ZMQError):
+            where = f"{coordinator.host}:{coordinator.port}"
+            raise InfrastructureError(f"cannot connect to {where}: {error.strerror}") from error
+        raise
+    return Met(coordinator, context, work, identity, welcome, envelope.run, envelope.epoch)
 
 
 def _talk(
     work: zmq.Socket[bytes],
     monitor: zmq.Socket[bytes],
     coordinator: Coordinator,
-    identity: bytes,
+    hello: Hello,
     deadline_ns: int,
-) -> Met:
-    hello, failed = _hello(), 0
-    say_at = 0
+) -> tuple[Welcome, Envelope]:
+    failed = say_at = 0
     where = f"{coordinator.host}:{coordinator.port}"
     poller = zmq.Poller()
     poller.register(work, zmq.POLLIN)
@@ -105,7 +102,7 @@ def _talk(
             if isinstance(body, Refusal):
                 raise InfrastructureError(f"refused by the coordinator: {body.reason}")
             if isinstance(body, Welcome):
-                return Met(work, identity, body, envelope.run, envelope.epoch)
+                return body, envelope
         if monitor in ready:
             failed += 1
             _judge(recv_monitor_message(monitor)["event"], failed, coordinator, where)
@@ -134,32 +131,3 @@ def _judge(event: int, failed: int, coordinator: Coordinator, where: str) -> Non
             f"the peer at {where} does not hold the coordinator's key: copy its coordinator.pub "
             "to this node's key folder (or is another program listening there?)"
         )
-
-
-def _hello() -> Hello:
-    return Hello(
-        version=VERSION,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        gpus=len(list(Path("/proc/driver/nvidia/gpus").glob("*"))),
-        interfaces=tuple(name for _, name in socket.if_nameindex()),
-        facts=_facts(),
-    )
-
-
-def _facts() -> dict[str, str]:
-    facts = {
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-        "clock": clock_identity(),
-        "cpus": str(os.cpu_count()),
-    }
-    for package in ("orchestrl-harness", "torch", "vllm"):
-        try:
-            facts[package] = metadata.version(package)  # reads a file; imports nothing
-        except metadata.PackageNotFoundError:
-            continue
-    driver = Path("/proc/driver/nvidia/version")
-    if driver.exists():
-        facts["nvidia driver"] = driver.read_text(encoding="utf-8").splitlines()[0]
-    return facts
