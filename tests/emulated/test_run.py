@@ -30,7 +30,7 @@ def test_a_run_ends_with_its_circuits_restored_and_its_numbers_in_run_json(bench
     dark = summary["metrics"]["reconfigure.dark_ms"]
     assert dark["unit"] == "ms"
     assert dark["n"] >= 1
-    assert 9.0 <= dark["min"]
+    assert dark["min"] >= 9.0
 
 
 def test_every_nanosecond_of_a_reconfiguration_is_on_one_account(bench: Lab) -> None:
@@ -48,9 +48,9 @@ def test_every_nanosecond_of_a_reconfiguration_is_on_one_account(bench: Lab) -> 
 def test_rebuilding_the_communicators_and_riding_through_are_measured_too(bench: Lab) -> None:
     bench.files()
     path = bench.folder / "scenario.toml"
-    step = '\n[[steps]]\ndo = "reconfigure"\nshapes = ["crossed", "straight"]\ncount = 2\nsize = "64KiB"\n'
-    extra = step + 'groups = "rebuild"\n' + step + "ride_through = true\n"
-    path.write_text(path.read_text() + extra)
+    text = path.read_text()
+    step = "\n" + text[text.rindex("[[steps]]") :]
+    path.write_text(text + step + 'groups = "rebuild"\n' + step + "ride_through = true\n")
     code, out = bench.run()
     assert code == 0, out
     rows = bench.events("reconfigure")

@@ -1,4 +1,4 @@
-"""What breaks in the night: each fault ends with a named cause, its exit code, and no light left wrong.
+"""What breaks in the night: a named cause, the right exit code, and no light left wrong.
 
 `nothing_left_behind` (tests/conftest.py) adds: no process, namespace, link or pty.
 """

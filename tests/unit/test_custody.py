@@ -1,0 +1,97 @@
+"""Snapshots outlive the process, and a switch is called restored only when it was read back."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drivers.base import EMPTY, Applied, Delta, Matching
+from drivers.errors import Indeterminate, LinkLost
+from harness.model.bench import Switch
+from harness.run import custody
+
+SPEC = Switch(driver="polatis-scpi", url="tcp://10.0.0.5:5025", ports="1-8,9-16")
+FOUND = Matching.of([(1, 9), (2, 10)])
+
+
+@dataclass
+class Unit:
+    """A switch of which only the map is of interest; `broken` makes every change fail."""
+
+    name: str = "agg0"
+    spec: Switch = SPEC
+    map: Matching = EMPTY
+    broken: bool = False
+    mute: bool = False
+    waited_ns: int = 0
+    typical_switch_ns: int = 0
+    applied: list[Delta] = field(default_factory=list)
+
+    async def read(self) -> Matching:
+        if self.mute:
+            raise LinkLost("the device closed the line")
+        return self.map
+
+    async def apply(self, wanted: Matching) -> Applied:
+        if self.broken:
+            raise Indeterminate("no answer")
+        before, self.map = self.map, wanted
+        delta = Delta.between(before, wanted)
+        self.applied.append(delta)
+        return Applied(before, wanted, delta, 0, 0, 0)
+
+
+def snapshot(folder: Path) -> custody.Snapshot:
+    taken = custody.Snapshot(
+        switch="agg0", spec=SPEC, ports=tuple(range(1, 17)), circuits=tuple(FOUND)
+    )
+    custody.write(folder, taken)
+    return taken
+
+
+def give_back(folder: Path, unit: Unit) -> tuple[str, str]:
+    outcomes = asyncio.run(
+        custody.give_back({"agg0": unit}, folder, custody.read_all(folder))  # type: ignore[dict-item]
+    )
+    return outcomes["agg0"]
+
+
+def test_a_snapshot_read_by_another_process_is_the_one_written(tmp_path: Path) -> None:
+    taken = snapshot(tmp_path)
+    assert custody.read_all(tmp_path) == {"agg0": taken}
+    assert taken.matching == FOUND
+
+
+def test_a_changed_switch_is_put_back_and_marked(tmp_path: Path) -> None:
+    snapshot(tmp_path)
+    unit = Unit(map=Matching.of([(1, 10), (2, 9)]))
+    outcome, difference = give_back(tmp_path, unit)
+    assert outcome == "restored"
+    assert difference == "drop 1->10, 2->9; make 1->9, 2->10"
+    assert unit.map == FOUND
+    assert custody.read_all(tmp_path)["agg0"].restored
+
+
+def test_a_switch_that_is_as_it_was_is_called_unchanged(tmp_path: Path) -> None:
+    snapshot(tmp_path)
+    assert give_back(tmp_path, Unit(map=FOUND)) == ("unchanged", "")
+    assert custody.read_all(tmp_path)["agg0"].restored
+
+
+def test_what_could_not_be_put_back_is_said_circuit_by_circuit_and_stays_unmarked(
+    tmp_path: Path,
+) -> None:
+    snapshot(tmp_path)
+    outcome, difference = give_back(tmp_path, Unit(map=Matching.of([(1, 9)]), broken=True))
+    assert outcome == "failed"
+    assert "still to do: make 2->10" in difference
+    assert not custody.read_all(tmp_path)["agg0"].restored
+
+
+def test_a_mute_switch_is_unknown_and_the_wanted_map_is_told(tmp_path: Path) -> None:
+    snapshot(tmp_path)
+    outcome, difference = give_back(tmp_path, Unit(broken=True, mute=True))
+    assert outcome == "failed"
+    assert "map unknown" in difference
+    assert "1->9, 2->10" in difference
