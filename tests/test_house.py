@@ -41,6 +41,7 @@ HARNESS_ROWS = (
     ("record",),
     ("entry",),
     ("cli",),
+    ("__main__",),
 )
 """A module of harness imports its own entry and the rows above it, nothing else."""
 RECORD_NEVER_IMPORTS = ("rlsim", "bench", "run")

@@ -78,6 +78,10 @@ class Places:
     logs: Path
     transcripts: Path
 
+    def transcript(self, switch: str) -> Path:
+        """Return the file for all that passes the line of `switch`."""
+        return self.transcripts / f"{switch}.log"
+
 
 @asynccontextmanager
 async def join(
@@ -101,9 +105,7 @@ async def join(
     """
     async with AsyncExitStack() as stack:
         switches = {
-            name: ThreadedSwitch(
-                name, spec, topology.ours[name], places.transcripts / f"{name}.log"
-            )
+            name: ThreadedSwitch(name, spec, topology.ours[name], places.transcript(name))
             for name, spec in specs.items()
         }
         stack.push_async_callback(close_switches, switches)

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import click
 
+from harness import entry
 from harness.cli.output import json_option, print_json, show
 from harness.cli.progress import Progress
 from harness.cli.runs import runs_option
 from harness.errors import ExitCode
 from harness.record.report import print_report
-from harness.record.store import find
-from harness import entry
 
 FILE = click.Path(path_type=Path)
 

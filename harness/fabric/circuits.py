@@ -87,9 +87,7 @@ def assign(topology: Topology, colours: Sequence[Sequence[Edge]], rotate: int) -
         first = (i + rotate) % len(names) if names else 0
         order = names[first:] + names[:first]
         allowed = order if len(colours) > len(names) else order[:1]
-        for edge in colour:
-            if not any(plan.join(edge, switch) for switch in allowed):
-                unserved.append(edge)
+        unserved += [e for e in colour if not any(plan.join(e, switch) for switch in allowed)]
     return Plan(frozenset(plan.links), tuple(unserved))
 
 
