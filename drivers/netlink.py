@@ -45,6 +45,7 @@ _HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
 _ANSWER_S = 1.0
 _RECEIVE_BYTES = 1 << 16
+_BATCH_MAX = 100  # a socket's default receive buffer holds about 250 acknowledgements
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -249,9 +250,14 @@ class Requests:
         self._sequence = 0
 
     def send(self, requests: Sequence[Request]) -> None:
-        """Send all in one datagram, in order; raise the first `RequestFailed` once all answered."""
-        if not requests:
-            return
+        """Send all in order, in one datagram where they are no more than `_BATCH_MAX`.
+
+        Raises the first `RequestFailed` once all of a datagram are answered.
+        """
+        for at in range(0, len(requests), _BATCH_MAX):
+            self._send(requests[at : at + _BATCH_MAX], at)
+
+    def _send(self, requests: Sequence[Request], at: int) -> None:
         first = self._sequence + 1
         self._sequence += len(requests)
         self._socket.send(
@@ -268,7 +274,7 @@ class Requests:
                     waiting.remove(sequence)
                     if number := -struct.unpack_from("=i", body)[0]:
                         words = _words(flags, body)
-                        failures.append(RequestFailed(number, words, sequence - first))
+                        failures.append(RequestFailed(number, words, at + sequence - first))
         if failures:
             raise failures[0]
 

@@ -14,6 +14,7 @@ import pytest
 
 from drivers import netlink
 from drivers.emulators.light import open_light
+from drivers.emulators.light.abilities import probe
 from drivers.tor.netlink import NetlinkTor
 from harness.bench import leftovers, namespaces
 from harness.bench.leftovers import add_process, keep_for, read_record, sweep, tear_down
@@ -176,6 +177,18 @@ def test_tearing_down_leaves_nothing_and_may_be_repeated(
     tear_down(network.record)
 
 
+def test_a_namespace_whose_making_was_cut_short_is_deleted_all_the_same() -> None:
+    name = f"cut{os.getpid()}"
+    netlink.create_namespace(f"{name}-whole")
+    netlink.delete_namespace(f"{name}-whole")
+    netlink.namespace_path(name).touch()
+    with pytest.raises(FileExistsError):
+        netlink.create_namespace(name)
+    netlink.delete_namespace(name)
+    netlink.delete_namespace(name)
+    assert left_of(name) == set()
+
+
 def test_a_build_that_fails_half_way_leaves_nothing(
     topology: Topology, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +313,8 @@ tear_down(network.record)
 def test_a_user_namespace_of_its_own_gives_a_command_a_network_with_mirred_light(
     tmp_path: Path,
 ) -> None:
+    if reason := probe().user_namespaces:
+        pytest.skip(reason)
     done = subprocess.run(
         [sys.executable, "-m", "drivers.userns", sys.executable, "-c", IN_USER_NAMESPACE,
          str(tmp_path), str(Path(__file__).parent)],

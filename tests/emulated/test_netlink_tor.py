@@ -91,6 +91,14 @@ def test_only_the_difference_is_sent(tor: NetlinkTor, monkeypatch: pytest.Monkey
     assert batches == [[new, new], [new, gone]]
 
 
+def test_a_large_set_is_made_and_taken_away_whole(tor: NetlinkTor) -> None:
+    wanted = frozenset(Route(f"198.19.{i}.0/24", FAR, "u1") for i in range(250))
+    tor.apply(wanted)
+    assert tor.read() == wanted
+    tor.apply(frozenset())
+    assert tor.read() == frozenset()
+
+
 def test_a_foreign_route_in_our_place_is_refused_not_replaced(tor: NetlinkTor, netns: str) -> None:
     foreign = ["198.19.1.0/24", "dev", "u2", "metric", "10"]
     subprocess.run(["ip", "-n", netns, "route", "add", *foreign], check=True)

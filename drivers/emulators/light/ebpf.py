@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 
 from drivers.emulators import config
 from drivers.emulators.light import bpf
@@ -22,13 +23,13 @@ class EbpfLight:
     kind = "ebpf"
 
     def __init__(self, light: config.Light) -> None:
-        self._ports = Ports(light)
-        try:
+        with ExitStack() as undo:
+            self._ports = Ports(light)
+            undo.callback(self._ports.close)
             self._table = bpf.ArrayMap(bpf.create_array(self._ports.index_max + 1))
+            undo.callback(self._table.close)
             self._take_over()
-        except OSError:
-            self.close()
-            raise
+            undo.pop_all()
 
     def set(self, changes: Mapping[int, int | None]) -> None:
         """See `drivers.emulators.light.Light.set`."""
@@ -41,8 +42,7 @@ class EbpfLight:
 
     def close(self) -> None:
         """See `drivers.emulators.light.Light.close`."""
-        if hasattr(self, "_table"):
-            self._table.close()
+        self._table.close()
         self._ports.close()
 
     def _take_over(self) -> None:
