@@ -8,6 +8,7 @@ Raises `OSError` with the kernel's errno.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from dataclasses import dataclass
@@ -99,10 +100,10 @@ class Interfaces:
     def delete(self, name: str) -> None:
         """Delete a link (of a pair: both ends); not being there is no error."""
         try:
-            index = _index(name)
-        except OSError:
-            return
-        self._ask("link", "del", index=index)
+            self._ask("link", "del", index=_index(name))
+        except OSError as error:
+            if error.errno not in (None, errno.ENODEV):  # None: Python found no index for the name
+                raise
 
     def address(self, name: str, address: str, prefix_length: int) -> None:
         """Give `name` an address."""

@@ -86,10 +86,10 @@ def delete_namespace(name: str) -> None:
     Deleting what is not there is no error. The kernel removes the links shortly after this returns.
     """
     path = namespace_path(name)
-    if not path.exists():
-        return
-    if _libc.umount2(os.fsencode(path), _MNT_DETACH) != 0 and ctypes.get_errno() != errno.EINVAL:
-        raise _os_error(str(path))
+    if _libc.umount2(os.fsencode(path), _MNT_DETACH) != 0:
+        not_mounted = {errno.EINVAL, errno.ENOENT}
+        if ctypes.get_errno() not in not_mounted:
+            raise _os_error(str(path))
     path.unlink(missing_ok=True)
 
 

@@ -79,6 +79,16 @@ def read_record(path: Path) -> Record:
         raise InfrastructureError(f"{path}: not a record of an emulated bench: {error}") from error
 
 
+def _read_if_there(path: Path) -> Record | None:
+    """Read a record that another process may be tearing down at this moment."""
+    try:
+        return read_record(path)
+    except InfrastructureError:
+        if path.exists():
+            raise
+        return None
+
+
 def write_record(path: Path, record: Record) -> None:
     """Replace the record; readers see the old or the new one, never half."""
     fresh = path.with_suffix(".new")
@@ -130,14 +140,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 def records(folder: Path) -> dict[Path, Record]:
     """Read all records; one that is torn down meanwhile is left out."""
-    found = {}
-    for path in sorted(folder.glob("*.json")):
-        try:
-            found[path] = read_record(path)
-        except InfrastructureError:
-            if path.exists():
-                raise
-    return found
+    found = {path: _read_if_there(path) for path in sorted(folder.glob("*.json"))}
+    return {path: record for path, record in found.items() if record is not None}
 
 
 def tear_down(path: Path, *, grace_ns: int = GRACE_NS) -> None:
@@ -146,9 +150,9 @@ def tear_down(path: Path, *, grace_ns: int = GRACE_NS) -> None:
     Processes get `grace_ns` to end by themselves. Raises `InfrastructureError` naming the processes
     that would not die; the record then stays for another attempt.
     """
-    if not path.exists():
+    record = _read_if_there(path)
+    if record is None:
         return
-    record = read_record(path)
     if record.is_of_this_boot():
         if standing := end(record.processes, grace_ns=grace_ns):
             names = ", ".join(
