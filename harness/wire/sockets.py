@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -20,6 +21,7 @@ from harness.wire.keys import Pair
 _DOMAIN = "harness"
 _AT_ONCE = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 """Plain integers: or-ing flags anew for every message cost more than encoding it."""
 _BATCH = 256
 """Messages served before other tasks get their turn."""
@@ -70,10 +72,9 @@ class LoopSocket:
         if self._socket.closed:
             return
         for _ in range(_BATCH):
-            try:
-                frames = [self._socket.recv(_AT_ONCE, copy=False)]
-            except zmq.Again:
+            if not cast("int", self._socket.getsockopt(_EVENTS)) & _READABLE:
                 return
+            frames = [self._socket.recv(_AT_ONCE, copy=False)]
             while frames[-1].more:
                 frames.append(self._socket.recv(_AT_ONCE, copy=False))
             self._receive(frames)
