@@ -132,11 +132,12 @@ class Operation:
     def timed(self, iterations: int, warmup: int, entering: Callable[[], None]) -> list[int]:
         """Return host wall times in ns of `iterations` runs after `warmup` and a barrier.
 
-        `entering` is called before each run, so that others can tell how far this rank came.
+        `entering` is called before each of them, so that others can tell how far this rank came.
         """
         for iteration in range(warmup):
             entering()
             self.launch(iteration)
+        entering()
         self.barrier()
         times_ns = []
         for iteration in range(iterations):

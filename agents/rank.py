@@ -289,6 +289,7 @@ class Rank:
         operation = self._comms.operation(everyone, asked.op, asked.size_bytes, asked.dtype)
         if not operation.row.size_bytes:
             raise ValueError(f"{asked.size_bytes} bytes leave nothing for each rank")
+        self._entering()
         operation.barrier()
         self._operation = operation
         with self._lock:

@@ -53,6 +53,8 @@ _SETTLE_NS = NS_PER_S // 2
 """After a first failure the other ranks get this long to tell theirs: the cause comes late."""
 _POSITION_NS = 200 * NS_PER_MS
 _LAST_LINES = 6
+_COLLECTIVE = (RunCollective, StartTraffic, StopAt, Resume)
+"""Orders that end only when every rank has entered."""
 
 
 class Seat(asyncio.Protocol):
@@ -132,10 +134,14 @@ class Seat(asyncio.Protocol):
                 future.set_result(self._death())
         self._pending.clear()
 
-    async def end(self) -> None:
-        """Kill the rank and see it gone; raises `Unkillable`."""
+    def kill(self) -> None:
+        """Kill the rank; its end is no news then."""
         self._loop.remove_reader(self.child.pidfd)
         self.cause = self.cause or "was stopped"
+        self.child.kill()
+
+    async def end(self) -> None:
+        """See the killed rank gone; raises `Unkillable`."""
         if self._transport is not None:
             self._transport.close()
         await self.child.end()
@@ -236,10 +242,15 @@ class Ranks:
             return Failure(error="Unkillable", text=left)
         return Done(t_ns=time.monotonic_ns())
 
+    def _kill_all(self) -> None:
+        """Kill all ranks at once: one whose peer is gone would only fill its log."""
+        for seat in self._seats.values():
+            seat.kill()
+
     async def _end_all(self) -> str:
         """Kill all ranks, see them gone; return what could not be killed, in words."""
-        self.kill_now()  # all at once: a rank whose peer is gone would only fill its log
         async with self._ending:
+            self._kill_all()
             seats = list(self._seats.values())
             ends = await asyncio.gather(*(seat.end() for seat in seats), return_exceptions=True)
             self._seats.clear()
@@ -285,8 +296,9 @@ class Ranks:
             for rank, reply in replies.items()
             if reply.done() and isinstance(found := reply.result(), Position)
         }
-        ranks, text = at_fault([seat.rank for seat in late], positions)
-        self.kill_now()
+        must_enter = isinstance(asked, _COLLECTIVE)
+        ranks, text = at_fault([seat.rank for seat in late], positions, must_enter)
+        self._kill_all()
         self._burial = asyncio.create_task(self._bury())
         name = asked.__struct_config__.tag
         return Failure(error="CollectiveExpired", text=f"{name} expired: {text}", ranks=ranks)
@@ -298,24 +310,27 @@ class Ranks:
             self._burial = None
 
 
-def at_fault(late: Sequence[int], positions: dict[int, Position]) -> tuple[tuple[int, ...], str]:
-    """Say which of the ranks that are late did not enter, and where each stands.
+def at_fault(
+    late: Sequence[int], positions: dict[int, Position], must_enter: bool
+) -> tuple[tuple[int, ...], str]:
+    """Say which of the ranks that are late are at fault, and where each stands.
 
-    A rank is at fault when it does not answer (stopped, or stuck in the kernel), or stands outside
-    a collective that others wait in; if all are inside, those that are behind the furthest.
+    A rank is at fault when it does not answer (stopped, or stuck in the kernel). Where all
+    `must_enter` a collective, so is one that stands outside; if all are inside, those behind the
+    furthest.
     """
-    silent = [rank for rank in late if rank not in positions]
-    outside = [rank for rank, found in positions.items() if not found.inside]
+    named = [rank for rank in late if rank not in positions]
+    words = [f"rank {rank} does not answer" for rank in named]
     furthest = max((found.entered for found in positions.values()), default=0)
-    behind = [rank for rank, found in positions.items() if found.entered < furthest]
-    named = sorted(silent + outside) or sorted(behind)
-    words = [f"rank {rank} does not answer" for rank in silent]
     for rank, found in sorted(positions.items()):
         verb = "waits in" if found.inside else "is outside, having entered"
         words.append(f"rank {rank} {verb} collective {found.entered}")
+    if must_enter:
+        named += [rank for rank, found in positions.items() if not found.inside]
+        named = named or [r for r, found in positions.items() if found.entered < furthest]
     if not named:
-        words.append("no local rank is behind: the missing rank is on another node")
-    return tuple(named), "; ".join(words)
+        words.append("no local rank is at fault: the missing one is on another node")
+    return tuple(sorted(named)), "; ".join(words)
 
 
 def combine(failures: Sequence[Failure]) -> Failure:

@@ -10,20 +10,28 @@ def position(entered: int, inside: bool = True) -> Position:
 
 
 def test_a_silent_rank_and_one_outside_are_named() -> None:
-    ranks, text = at_fault([0, 1, 2], {0: position(7), 2: position(6, inside=False)})
+    ranks, text = at_fault(
+        [0, 1, 2], {0: position(7), 2: position(6, inside=False)}, must_enter=True
+    )
     assert ranks == (1, 2)
     assert "rank 1 does not answer" in text
     assert "rank 2 is outside, having entered collective 6" in text
 
 
 def test_the_rank_behind_is_named_when_all_are_inside() -> None:
-    assert at_fault([0, 1], {0: position(7), 1: position(6)})[0] == (1,)
+    assert at_fault([0, 1], {0: position(7), 1: position(6)}, must_enter=True)[0] == (1,)
 
 
 def test_nobody_is_named_when_the_missing_rank_is_elsewhere() -> None:
-    ranks, text = at_fault([0, 1], {0: position(7), 1: position(7)})
+    ranks, text = at_fault([0, 1], {0: position(7), 1: position(7)}, must_enter=True)
     assert ranks == ()
     assert "another node" in text
+
+
+def test_a_rank_that_need_not_enter_is_not_named_for_being_outside() -> None:
+    found = {0: position(0, inside=False)}
+    assert at_fault([0, 1], found, must_enter=False)[0] == (1,)
+    assert at_fault([0], found, must_enter=False)[0] == ()
 
 
 def test_a_death_outranks_what_follows_from_it() -> None:
