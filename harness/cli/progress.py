@@ -1,7 +1,8 @@
 """A run told as it happens: one line a document, in colour on a terminal and plain elsewhere.
 
 It is fed the journal's own documents, so what a person sees is what is recorded. Times are seconds
-since the start of the run, on the coordinator's clock.
+since the start of the run, on the coordinator's clock. Nothing is animated: a thread that redraws
+a terminal would take its share of the machine that measures.
 """
 
 from __future__ import annotations
