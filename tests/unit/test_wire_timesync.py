@@ -175,3 +175,9 @@ def test_time_in_which_we_stood_still_ourselves_is_not_the_peers_silence() -> No
     silence.at(100)
     assert silence.at(10_000) <= 200
     assert silence.at(10_100) <= 300
+
+
+@given(t=st.integers(0, 10**15), offset=st.integers(-(10**15), 10**15), ppb=st.floats(-5e5, 5e5))
+def test_a_stamp_mapped_there_and_back_is_the_same(t: int, offset: int, ppb: float) -> None:
+    there = msgspec.structs.replace(fitted("n0", offset), drift_ppb=ppb, at_ns=t + offset - S)
+    assert abs(there.to_coordinator(there.to_node(t)) - t) <= 1
