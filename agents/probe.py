@@ -107,8 +107,8 @@ class Probe:
         if missing := sorted(set(asked.expect) - set(listening.devices)):
             return Failure(error="Refused", text=f"no beacons on {', '.join(missing)}")
         if asked.expect:
-            left_ns = deadline_ns - time.monotonic_ns() if deadline_ns else 60 * NS_PER_S
-            await listening.wait(asked, max(0.0, left_ns / NS_PER_S))
+            left_ns = deadline_ns - time.monotonic_ns() if deadline_ns else asked.wait_ns
+            await listening.wait(asked, max(0, min(left_ns, asked.wait_ns)) / NS_PER_S)
         return listening.report(asked.since_ns)
 
     async def _stop(self, _asked: StopBeacons, _deadline_ns: int) -> Message:

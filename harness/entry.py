@@ -22,9 +22,8 @@ import msgspec
 
 from drivers.errors import DeviceFault, Misuse
 from harness.bench.base import Bench as RunningBench
-from harness.bench.emulated import able, open_emulated
+from harness.bench.emulated import able, join_killed, open_emulated, release
 from harness.bench.emulated import notes as emulated_notes
-from harness.bench.leftovers import release
 from harness.bench.live import open_live
 from harness.bench.running import Places
 from harness.bench.switches import credentials_of
@@ -39,12 +38,13 @@ from harness.model.scenario import Scenario
 from harness.model.streams import STREAMS
 from harness.record import store
 from harness.record.journal import Journal, is_closed
-from harness.record.summary import conclude, refresh
+from harness.record.summary import conclude, read_run, refresh
 from harness.run import custody, recovery
 from harness.run.orchestrator import execute
 from harness.run.plan import plan_all, tell_plan
 from harness.seeds import unpredictable
 
+SWITCH_INTERVAL_S = 0.0005
 PACKAGES = ("orchestrl-harness", "torch", "pyzmq", "paramiko", "pyserial", "pyroute2", "asyncssh")
 
 
@@ -139,6 +139,9 @@ def _conduct(asked: Asked, open_bench: _Opener, folder: store.RunFolder, journal
                 refresh(folder, coordinator)
 
     coordinator = store.coordinator_now()
+    # Switches and heartbeats have threads of their own; at 5 ms, the default, each could hold the
+    # event loop up for longer than all our overhead.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     told = Told()
     places = Places(folder.path.resolve(), folder.logs.resolve(), folder.transcripts.resolve())
 
@@ -271,12 +274,15 @@ def versions() -> dict[str, str]:
 def recover(run: str, runs_dir: Path) -> dict[str, str]:
     """Put the switches of a killed run back; return how each was left, by name.
 
-    An emulated bench that the run left standing is taken down afterwards. Raises `UsageError` for
-    a run that is still held, and `RestoreFailed` when a person is needed.
+    An emulated bench that the run left standing is taken down afterwards; where it is gone (the
+    next emulated run cleans it away), so are its units, and nothing is left to restore. Raises
+    `UsageError` for a run that is still held, and `RestoreFailed` when a person is needed.
     """
     folder = store.find(runs_dir, run)
     if not is_closed(folder.journal) and store.is_held(folder):
         raise UsageError(f"run {folder.id} is still going: stop its process first (Ctrl-C)")
+    if read_run(folder).world == "emulated" and not join_killed(folder.path):
+        return recovery.abandon(folder.snapshots)
     outcomes = recovery.recover(folder.snapshots)
     release(folder.path)
     return outcomes

@@ -25,6 +25,7 @@ from drivers.emulators.light.abilities import Abilities, probe
 from drivers.netlink import namespace_path
 from drivers.tor.base import Tor
 from drivers.tor.netlink import NetlinkTor
+from drivers.userns import outer_uid
 from harness.bench import leftovers, namespaces
 from harness.bench.children import Children, agent_argv
 from harness.bench.running import Places, RunningBench, join
@@ -92,11 +93,22 @@ async def _network(
         folder = places.run / "private"
         folder.mkdir(mode=0o700)
         return None, folder
-    network = await asyncio.to_thread(namespaces.build, topology, bench.links, abilities.light)
+    network = await _build(bench, topology, abilities)
     stack.push_async_callback(asyncio.to_thread, leftovers.tear_down, network.record)
     leftovers.keep_for(network.record, places.run)
     folder = leftovers.private_folder(network.record)
     return network, folder
+
+
+async def _build(bench: Bench, topology: Topology, abilities: Abilities) -> namespaces.Network:
+    """Build the network; when cancelled meanwhile, take down what was built."""
+    work = asyncio.to_thread(namespaces.build, topology, bench.links, abilities.light)
+    building = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(building)
+    except asyncio.CancelledError:
+        leftovers.tear_down((await building).record)
+        raise
 
 
 def _on_loopback(topology: Topology) -> Topology:
@@ -114,6 +126,25 @@ def _on_loopback(topology: Topology) -> Topology:
 def _secret_names(bench: Bench) -> tuple[str, ...]:
     """Environment variables that no child needs to see."""
     return tuple(switch.password_env for switch in bench.switches.values() if switch.password_env)
+
+
+def join_killed(run_folder: Path) -> bool:
+    """Go where the bench of a killed run still stands; False where it is gone.
+
+    An ordinary user's bench stands in a user namespace, which this command must enter.
+    """
+    standing = leftovers.kept_for(run_folder)
+    if outer_uid() != 0:
+        processes = (process for record in standing.values() for process in record.processes)
+        if living := next((process for process in processes if process.is_alive()), None):
+            namespaces.enter_user_namespace(living.pid)
+    return bool(standing)
+
+
+def release(run_folder: Path) -> None:
+    """Take down what still stands of the bench of a run that is recovered."""
+    for path in leftovers.kept_for(run_folder):
+        leftovers.tear_down(path)
 
 
 def able() -> Abilities:

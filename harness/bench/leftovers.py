@@ -120,11 +120,14 @@ def private_folder(path: Path) -> Path:
     return folder
 
 
-def release(run_folder: Path) -> None:
-    """Tear down the benches that are kept for `run_folder`: it is recovered."""
-    for path, record in records(record_folder()).items():
-        if record.keep_for == str(run_folder.resolve()):
-            tear_down(path)
+def kept_for(run_folder: Path) -> dict[Path, Record]:
+    """Return the benches that still stand for `run_folder`."""
+    wanted = str(run_folder.resolve())
+    return {
+        path: record
+        for path, record in records(record_folder()).items()
+        if record.is_of_this_boot() and record.keep_for == wanted
+    }
 
 
 @contextmanager

@@ -8,23 +8,17 @@ path, and the change says which circuits and why; it raises nothing a run could 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from drivers.base import Applied
 from drivers.errors import DriverError, NoLight
-from harness.clock import NS_PER_MS, NS_PER_S
+from harness.bench.base import SwitchHandle
+from harness.clock import NS_PER_S
 from harness.fabric.circuits import Plan
-from harness.fabric.topology import Link, Uplink
+from harness.fabric.topology import Link
+from harness.run.hearing import HEAR_NS, hear
 from harness.run.session import ELECTRICAL, Session
-from harness.wire.messages import Beacons, Done, Heard, StartBeacons, StopBeacons
-
-BEACON_NS = NS_PER_MS
-"""Interval of beacons: the resolution of the dark time."""
-HEAR_NS = 2 * NS_PER_S
-"""How long a lit circuit may take until its far end is heard (NIC hold included)."""
-MESSAGE_NS = 10 * NS_PER_S
-"""Limit of a command that does no work."""
 
 
 @dataclass
@@ -79,8 +73,7 @@ async def switch_over(
     if steer_first and session.lit != change.kept:
         await session.steer(change.kept)
         change.stamps["steered_away"] = session.bench.clock.now_ns()
-    healthy = await _switch(session, change)
-    verified = await _verify(session, change, healthy)
+    verified = await _switch_and_verify(session, change)
     if session.lit != verified:
         await session.steer(verified)
     change.stamps["steered"] = session.bench.clock.now_ns()
@@ -93,6 +86,41 @@ def name_of(shape: str, plan: Plan, lit: frozenset[Link]) -> str:
     if not lit:
         return ELECTRICAL
     return shape if lit == plan.links else f"{shape}-degraded"
+
+
+async def _switch_and_verify(session: Session, change: Change) -> frozenset[Link]:
+    """Switch, and listen for the far ends meanwhile; return the links that may carry traffic.
+
+    Listening begins with the command, so that no round trip is left when the light is there. When
+    a switch fails, only what it does not carry is waited for.
+    """
+    since_ns = session.bench.clock.now_ns()
+    slowest_s = max(
+        (one.spec.apply_timeout_s + one.spec.light_timeout_s for one in _switches(session)),
+        default=0.0,
+    )
+    wait_ns = HEAR_NS + round(slowest_s * NS_PER_S)
+    hearing = asyncio.create_task(hear(session, change.moved, since_ns, wait_ns))
+    try:
+        healthy = await _switch(session, change)
+        started_ns = session.bench.clock.now_ns()
+        if healthy == change.wanted:
+            verdict = await hearing
+        else:
+            verdict = await hear(session, healthy - change.kept, since_ns)
+    finally:
+        hearing.cancel()
+    if verdict.heard_ns:
+        # A power meter averages: packets may cross before it shows light. Verified is both.
+        change.stamps["path_verified"] = max(*verdict.heard_ns, started_ns)
+        change.link_ns = max(0, max(verdict.heard_ns) - started_ns)
+    for link, reason in verdict.wrong.items():
+        change.failures[str(link)] = f"{link}: {reason}; it stays electrical"
+    return healthy - frozenset(verdict.wrong)
+
+
+def _switches(session: Session) -> Iterable[SwitchHandle]:
+    return session.bench.switches.values()
 
 
 async def _switch(session: Session, change: Change) -> frozenset[Link]:
@@ -148,116 +176,3 @@ async def _apply(session: Session, name: str, wanted: frozenset[Link]) -> _Outco
         )
     # All the time until there is light is the device's: we only poll.
     return _Outcome(end_ns, waited_ns + end_ns - asked_ns, light_ns, applied)
-
-
-async def _verify(session: Session, change: Change, healthy: frozenset[Link]) -> frozenset[Link]:
-    """Hear every moved link's far ends; return the links that may carry traffic."""
-    fresh = healthy - change.kept
-    watched = {link for link in fresh if {link.a.tor, link.b.tor} <= set(session.watchers)}
-    if not watched:
-        return healthy
-    started_ns = session.bench.clock.now_ns()
-    since_ns = change.stamps.get("command_sent") or started_ns
-    expect = expected_far_ends(watched)
-    heard = await session.bench.ask_all(
-        {
-            tor: Heard(
-                since_ns=session.bench.clocks[tor].to_node(since_ns),
-                expect=far_ends,
-                wait_ns=HEAR_NS,
-            )
-            for tor, far_ends in expect.items()
-        },
-        Beacons,
-        HEAR_NS + MESSAGE_NS,
-    )
-    wrong = unheard(watched, heard)
-    change.failures.update(
-        {str(link): f"{link}: {reason}; it stays electrical" for link, reason in wrong.items()}
-    )
-    stamps = [
-        session.at(tor, heard[tor].first_ns[device])
-        for tor, far_ends in expect.items()
-        for device in far_ends
-        if device in heard[tor].first_ns
-    ]
-    if stamps:
-        # A power meter averages: packets may cross before it shows light. Verified is both.
-        change.stamps["path_verified"] = max(*stamps, started_ns)
-        change.link_ns = max(0, max(stamps) - started_ns)
-    return healthy - frozenset(wrong)
-
-
-def expected_far_ends(links: set[Link]) -> dict[str, dict[str, str]]:
-    """Return, per ToR and device, the far end ("tor:device") that must be heard."""
-    expect: dict[str, dict[str, str]] = {}
-    for link in links:
-        for near, far in ((link.a, link.b), (link.b, link.a)):
-            expect.setdefault(near.tor, {})[near.device] = str(far)
-    return expect
-
-
-def unheard(links: set[Link], heard: Mapping[str, Beacons]) -> dict[Link, str]:
-    """Return the links through which the wrong end, or nobody, is heard, with the reason."""
-    wrong = {}
-    for link in links:
-        for near, far in ((link.a, link.b), (link.b, link.a)):
-            last = heard[near.tor].last.get(near.device, "")
-            fresh = near.device in heard[near.tor].first_ns
-            if last != str(far) or not fresh:
-                found = f"hears {last}" if last and fresh else "hears nobody"
-                wrong[link] = f"{near} {found} instead of {far}"
-    return wrong
-
-
-# -- beacons -----------------------------------------------------------------------------
-
-
-def uplinks_of(links: frozenset[Link]) -> set[Uplink]:
-    """Return both ends of every link."""
-    return {end for link in links for end in (link.a, link.b)}
-
-
-async def beacons_on(session: Session, links: frozenset[Link]) -> tuple[str, ...]:
-    """Start beacons on both ends of `links` where an agent can; return the ToRs that send."""
-    devices: dict[str, list[str]] = {}
-    for end in sorted(uplinks_of(links)):
-        if end.tor in session.watchers:
-            devices.setdefault(end.tor, []).append(end.device)
-    await session.bench.ask_all(
-        {
-            tor: StartBeacons(devices=tuple(names), interval_ns=BEACON_NS)
-            for tor, names in devices.items()
-        },
-        Done,
-        MESSAGE_NS,
-    )
-    return tuple(devices)
-
-
-async def beacons_off(session: Session, tors: tuple[str, ...]) -> dict[str, Beacons]:
-    """Stop beacons; return what each ToR heard since they started."""
-    return await session.bench.ask_all(dict.fromkeys(tors, StopBeacons()), Beacons, MESSAGE_NS)
-
-
-def dark_ns(heard: Mapping[str, Beacons], moved: frozenset[Link]) -> int | None:
-    """Return the longest silence on a moved uplink between two lit states; None if unseen."""
-    ends = {str(end) for end in uplinks_of(moved)}
-    silences = [
-        gap.first_ns - gap.last_ns
-        for tor, beacons in heard.items()
-        for gap in beacons.gaps
-        if f"{tor}:{gap.device}" in ends
-    ]
-    return max(silences, default=None)
-
-
-def lost_on(heard: Mapping[str, Beacons], kept: frozenset[Link]) -> int:
-    """Return how many beacons were lost on links that stayed."""
-    ends = {str(end) for end in uplinks_of(kept)}
-    return sum(
-        lost
-        for tor, beacons in heard.items()
-        for device, lost in beacons.lost.items()
-        if f"{tor}:{device}" in ends
-    )

@@ -8,25 +8,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import InfrastructureError, StepFailed
 from harness.model.scenario import Reconfigure
 from harness.model.sizes import parse_size
 from harness.model.streams import STAGES
-from harness.run.change import (
-    BEACON_NS,
-    MESSAGE_NS,
-    Change,
-    beacons_off,
-    beacons_on,
-    dark_ns,
-    lost_on,
-    switch_over,
-)
-from harness.run.session import Session
-from harness.run.stages import Waits, breakdown, in_order
+from harness.run.change import Change, switch_over
+from harness.run.hearing import Watch, beacons_off, beacons_on, dark_ns, lost_on
+from harness.run.session import MESSAGE_NS, Session
+from harness.run.stages import Breakdown, Waits, breakdown, in_order
 from harness.wire.messages import (
     Beacons,
     Done,
@@ -44,6 +36,9 @@ from harness.wire.messages import (
 
 ANY_PCT = 1e9
 """`within_pct` where the new shape may be slower than the old: steady at the first iteration."""
+
+
+ACCOUNTS = tuple(account.name for account in fields(Breakdown))
 
 
 async def reconfigure(session: Session, step: Reconfigure, number: int) -> None:
@@ -92,7 +87,7 @@ async def _once(session: Session, step: Reconfigure, number: int, index: int, sh
     before, plan = session.shape, session.plans[shape]
     timeout_ns = round(step.timeout_s * NS_PER_S)
     reference_ns = await _iteration_ns(session)
-    tors = await beacons_on(session, session.lit | plan.links)
+    watch = await beacons_on(session, session.lit | plan.links)
     stamps: dict[str, int | None] = {"intent": session.bench.clock.now_ns()}
     drain_ns = groups_ns = 0
     if not step.ride_through:
@@ -119,12 +114,13 @@ async def _once(session: Session, step: Reconfigure, number: int, index: int, sh
         Resumed,
         timeout_ns,
     )
-    heard = await beacons_off(session, tors)
+    heard = await beacons_off(session, watch)
     waits = Waits(drain_ns, change.device_ns, change.link_ns, groups_ns)
     waits = _conclude(session, stamps, waits, resumed)
     row = {"step": number, "index": index, "path_from": before, "path_to": session.shape}
     row |= {"mode": "ride_through" if step.ride_through else "drain", "groups": step.groups}
-    session.record.event("reconfigure", row | _measured(session, change, stamps, waits, heard))
+    row |= _accounts(session, stamps, waits) | _beacons(change, watch, heard)
+    session.record.event("reconfigure", row)
     return change
 
 
@@ -177,25 +173,23 @@ def _conclude(
     return replace(waits, traffic_ns=traffic_ns)
 
 
-def _measured(
-    session: Session,
-    change: Change,
-    stamps: Mapping[str, int | None],
-    waits: Waits,
-    heard: Mapping[str, Beacons],
+def _accounts(
+    session: Session, stamps: Mapping[str, int | None], waits: Waits
 ) -> dict[str, object]:
-    """Return the numbers of one reconfiguration, in the fields of the stream."""
-    dark = dark_ns(heard, change.moved)
-    parts = asdict(breakdown(stamps, waits)) if stamps.get("steady") else {}
+    """Return the stamps and where the time went; null where it never became steady."""
     if early := in_order(stamps, session.bound_ns()):
         text = f"stamps earlier than the clock bound allows: {', '.join(early)}"
         session.record.event("note", {"level": "warning", "who": "clock", "text": text})
+    parts = asdict(breakdown(stamps, waits)) if stamps.get("steady") else dict.fromkeys(ACCOUNTS)
+    return {"stages": {name: stamps.get(name) for name in STAGES}} | parts
+
+
+def _beacons(change: Change, watch: Watch, heard: Mapping[str, Beacons]) -> dict[str, object]:
+    """Return what was seen from outside: dark time, circuits moved and kept, losses."""
+    dark = dark_ns(heard, change.moved)
     return {
-        "stages": {name: stamps.get(name) for name in STAGES},
-        **{f"{part}_ms": None for part in ("cost", "device", "link", "communicator", "overhead")},
-        **parts,
         "dark_ms": None if dark is None else dark / NS_PER_MS,
-        "dark_plus_minus_ms": None if dark is None else BEACON_NS / NS_PER_MS,
+        "dark_plus_minus_ms": None if dark is None else watch.interval_ns / NS_PER_MS,
         "moved": len(change.moved),
         "kept": len(change.kept),
         "kept_lost": lost_on(heard, change.kept) if heard else None,
@@ -208,7 +202,6 @@ def refused(
     session: Session, number: int, index: int, shape: str, reason: str
 ) -> dict[str, object]:
     """Return the row of a reconfiguration that was not made."""
-    empty = (f"{part}_ms" for part in ("cost", "device", "link", "communicator", "overhead"))
     return {
         "step": number,
         "index": index,
@@ -217,7 +210,7 @@ def refused(
         "mode": "refused",
         "groups": "keep",
         "stages": dict.fromkeys(STAGES),
-        **dict.fromkeys(empty),
+        **dict.fromkeys(ACCOUNTS),
         "dark_ms": None,
         "dark_plus_minus_ms": None,
         "moved": 0,

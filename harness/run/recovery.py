@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
+
 from harness.bench.running import close_switches
 from harness.bench.switches import ThreadedSwitch
 from harness.errors import HarnessError, RestoreFailed
@@ -26,6 +28,14 @@ def recover(snapshots: Path) -> dict[str, str]:
         told = "; ".join(f"{name} {text}" for name, text in failed.items())
         raise RestoreFailed(f"switches are not as they were found: {told}")
     return outcomes
+
+
+def abandon(snapshots: Path) -> dict[str, str]:
+    """Mark the snapshots of units that exist no more: there is nothing to put back."""
+    pending = [one for one in custody.read_all(snapshots).values() if not one.restored]
+    for snapshot in pending:
+        custody.write(snapshots, msgspec.structs.replace(snapshot, restored=True))
+    return {snapshot.switch: "gone: the emulated unit ended with its bench" for snapshot in pending}
 
 
 async def _recover(pending: dict[str, custody.Snapshot], folder: Path) -> dict[str, str]:

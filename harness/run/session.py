@@ -25,6 +25,8 @@ from harness.wire.messages import (
 R = TypeVar("R", bound=Message)
 
 ELECTRICAL = "electrical"
+MESSAGE_NS = 10 * NS_PER_S
+"""Limit of a command that does no work."""
 RANKS_TIMEOUT_NS = 90 * NS_PER_S
 """Starting ranks imports torch: seconds each where cores are few."""
 

@@ -9,7 +9,8 @@ from harness.errors import InfrastructureError, StepFailed
 from harness.fabric.circuits import factor_round
 from harness.model.scenario import Collectives, Op, Reconfigure, Shift
 from harness.model.sizes import parse_size
-from harness.run.change import beacons_off, beacons_on, switch_over
+from harness.run.change import switch_over
+from harness.run.hearing import beacons_off, beacons_on
 from harness.run.reconfigure import reconfigure
 from harness.run.session import Session
 from harness.wire.messages import RankSamples, RunCollective, Samples
@@ -115,9 +116,9 @@ def collective_row(
 async def shift(session: Session, step: Shift, number: int) -> None:
     """Bring a shape up with no traffic running."""
     plan = session.plans[step.shape]
-    tors = await beacons_on(session, plan.links)
+    watch = await beacons_on(session, plan.links)
     change = await switch_over(session, plan, step.shape)
-    await beacons_off(session, tors)
+    await beacons_off(session, watch)
     session.record.event(
         "shape",
         {

@@ -92,7 +92,7 @@ class Side:
         assert isinstance(found, Done), found
 
     async def beacons(self, since_ns: int = 0, expect: dict[str, str] | None = None) -> Beacons:
-        found = await self.say(Heard(since_ns=since_ns, expect=expect or {}))
+        found = await self.say(Heard(since_ns=since_ns, expect=expect or {}, wait_ns=5 * NS_PER_S))
         assert isinstance(found, Beacons), found
         return found
 
@@ -146,7 +146,7 @@ def test_an_expected_far_end_that_is_not_there_is_told_at_the_deadline(
         a = Side("a", namespaces[0])
         try:
             await a.start()
-            found = await a.say(Heard(since_ns=0, expect={"a0": "c:c0"}), NS_PER_S // 10)
+            found = await a.say(Heard(since_ns=0, expect={"a0": "c:c0"}, wait_ns=NS_PER_S // 10))
             assert isinstance(found, Beacons), found
             assert found.last == {}
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,3 +133,18 @@ def test_recover_refuses_a_run_that_is_still_going(bench: Lab) -> None:
     code, out = bench.harness("recover", "--runs", str(bench.runs))
     assert code == 2, out
     assert "still going" in out
+
+
+def test_the_next_run_cleans_a_killed_one_away_and_recover_says_so(bench: Lab) -> None:
+    bench.files(count=100)
+    process = bench.start()
+    bench.await_traffic(process)
+    process.kill()
+    process.communicate()
+    killed = os.readlink(bench.run_folder)
+    bench.files(count=1)
+    code, out = bench.run()
+    assert code == 0, out
+    code, out = bench.harness("recover", killed, "--runs", str(bench.runs))
+    assert code == 0, out
+    assert "gone" in out
