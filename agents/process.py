@@ -16,11 +16,11 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import IO
 
 from harness.clock import NS_PER_S
 from harness.errors import InfrastructureError
+from harness.processes import start_ticks, stat
 
 KILL_LIMIT_NS = 5 * NS_PER_S
 _POLL_S = 0.005
@@ -31,30 +31,15 @@ class Unkillable(InfrastructureError):
     """Processes that are still there after SIGKILL; the message names their pids."""
 
 
-def start_ticks(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None when it is gone."""
-    fields = _stat(pid)
-    return int(fields[19]) if fields else None
-
-
 def group_members(group: int) -> list[int]:
     """Return the pids in a process group (of a session of its own), zombies left out."""
     members = []
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and (fields := _stat(int(entry))):
+        if entry.isdigit() and (fields := stat(int(entry))):
             state, _, found, session = fields[:4]
             if int(found) == int(session) == group and state != "Z":
                 members.append(int(entry))
     return members
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Return the fields of ``/proc/PID/stat`` from the state on; None when the process is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return text[text.rindex(")") + 2 :].split()  # the name in brackets may hold anything
 
 
 def die_with(parent: int) -> None:

@@ -28,10 +28,11 @@ PACKAGES = ("drivers", "harness", "agents")
 
 MAY_IMPORT = {"drivers": {"drivers"}, "harness": {"harness", "drivers"}, "agents": {"agents"}}
 """Whole packages; what agents may take from harness is listed next."""
-AGENTS_MAY_IMPORT = ("errors", "clock", "seeds", "model", "wire")
+AGENTS_MAY_IMPORT = ("errors", "clock", "seeds", "processes", "model", "wire")
 
 HARNESS_ROWS = (
     ("errors", "clock", "seeds"),
+    ("processes",),
     ("model",),
     ("wire",),
     ("scheduling", "fabric"),
@@ -98,6 +99,7 @@ EDGES: dict[str, str] = {
     "drivers/transports/": "deadlines of a line are real",
     "drivers/emulators/": "a running emulator is a device: it lives in real time",
     "drivers/conformance.py": "deadlines of the check",
+    "harness/processes.py": "ending processes waits for them",
     "harness/wire/": "heartbeats and clock probes stamp real time",
     "harness/bench/": "launchers and worker threads wait for real processes",
     "harness/cli/": "what a person sees is told in real time",

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.bench import leftovers
-from harness.bench.processes import Process, end
 from harness.clock import NS_PER_S
 from harness.errors import InfrastructureError
+from harness.processes import Process, end
 
 FIRST_LINE_S = 20.0
 TAIL_BYTES = 2000

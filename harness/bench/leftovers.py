@@ -22,8 +22,8 @@ import msgspec
 
 from drivers.netlink import delete_namespace, namespace_path, namespaces, run_in
 from drivers.userns import outer_uid
-from harness.bench.processes import GRACE_NS, Process, end
 from harness.errors import InfrastructureError
+from harness.processes import GRACE_NS, Process, end
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

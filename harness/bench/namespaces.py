@@ -22,7 +22,6 @@ from drivers.emulators import config
 from drivers.interfaces import Interfaces
 from harness.bench import leftovers
 from harness.bench.leftovers import Record
-from harness.bench.processes import Process
 from harness.bench.wiring import (
     CONTROL,
     CONTROL_NETWORKS,
@@ -36,6 +35,7 @@ from harness.bench.wiring import (
 from harness.errors import InfrastructureError
 from harness.fabric.topology import Topology
 from harness.model.bench import Links
+from harness.processes import Process
 
 _SYSCTLS = {
     # No address is ever sought on a circuit, and no router is looked for.

@@ -22,6 +22,7 @@ import msgspec
 from harness.clock import Clock
 from harness.errors import UsageError
 from harness.model.documents import RunSummary
+from harness.processes import Process
 from harness.record.journal import is_closed
 
 LATEST = "latest"
@@ -176,35 +177,12 @@ def is_held(folder: RunFolder) -> bool:
 
 def coordinator_now() -> dict[str, int]:
     """Return what tells this process from any later one with its number."""
-    pid = os.getpid()
-    return {"pid": pid, "start_ticks": _start_ticks(pid) or 0}
+    ours = Process.of(os.getpid())
+    return {"pid": ours.pid, "start_ticks": ours.start_ticks}
 
 
 def is_alive(coordinator: Mapping[str, int]) -> bool:
     """Tell whether the very process of `coordinator_now` still runs (zombies do not)."""
-    pid, ticks = coordinator.get("pid", 0), coordinator.get("start_ticks", 0)
-    if pid <= 0:
+    if not coordinator:
         return False
-    if ticks:
-        return _start_ticks(pid) == ticks
-    try:  # no /proc on this system: the number alone must do
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _start_ticks(pid: int) -> int | None:
-    """Return a process's start time in clock ticks since boot; None where it is not running.
-
-    Source: proc(5), /proc/PID/stat, fields 3 (state) and 22 (starttime); the name before them may
-    hold spaces and parentheses.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in ("Z", "X") else int(fields[19])
+    return Process(pid=coordinator["pid"], start_ticks=coordinator["start_ticks"]).is_alive()

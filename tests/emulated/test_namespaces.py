@@ -19,13 +19,13 @@ from drivers.tor.netlink import NetlinkTor
 from harness.bench import leftovers, namespaces
 from harness.bench.leftovers import add_process, keep_for, read_record, sweep, tear_down
 from harness.bench.namespaces import Network, build
-from harness.bench.processes import Process, end
 from harness.bench.wiring import Wiring
 from harness.errors import InfrastructureError
 from harness.fabric.circuits import plan_shape
 from harness.fabric.topology import Topology, topology_of
 from harness.model.bench import Bench, Links, Node, Switch, Tor
 from harness.model.scenario import Shape
+from harness.processes import Process, end
 
 pytestmark = pytest.mark.root
 ROOT = Path(__file__).resolve().parents[2]

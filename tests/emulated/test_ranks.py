@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from agents.process import group_members, start_ticks
+from agents.process import group_members
 from agents.ranks import PROGRAM, Ranks
 from harness.clock import NS_PER_S
 from harness.model.busbw import counts
 from harness.model.scenario import Op
+from harness.processes import start_ticks
 from harness.wire.messages import (
     DestroyGroups,
     Done,

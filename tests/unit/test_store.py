@@ -15,6 +15,7 @@ import pytest
 from harness.clock import RealClock
 from harness.errors import ExitCode, UsageError
 from harness.model.documents import SCHEMA, Start
+from harness.processes import start_ticks
 from harness.record import store, summary
 from harness.record.journal import Journal
 from harness.record.store import RunFolder
@@ -130,7 +131,7 @@ def test_an_unfinished_run_says_whether_its_coordinator_lives(
 
 def test_a_process_that_is_gone_holds_nothing() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        ticks = store._start_ticks(child.pid)
+        ticks = start_ticks(child.pid)
         assert ticks
         coordinator = {"pid": child.pid, "start_ticks": ticks}
         assert store.is_alive(coordinator)

@@ -17,8 +17,27 @@ from pathlib import Path
 
 import msgspec
 
-NS_PER_MS = 1_000_000
+from harness.clock import NS_PER_MS
+
 GRACE_NS = 2_000 * NS_PER_MS
+
+
+def stat(pid: int) -> list[str] | None:
+    """Return the fields of ``/proc/PID/stat`` from the state on; None when the process is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text.rpartition(")")[2].split()  # the name in brackets may hold anything
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; None when it is gone.
+
+    A zombie still has its number, and so its start.
+    """
+    fields = stat(pid)
+    return int(fields[19]) if fields else None
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,14 +50,15 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, pid: int, name: str = "") -> Process:
         """Identify a running process; raise `ProcessLookupError` where there is none."""
-        ticks = _start_ticks(pid)
+        ticks = start_ticks(pid)
         if ticks is None:
             raise ProcessLookupError(f"no process {pid} ({name})")
         return cls(pid=pid, start_ticks=ticks, name=name)
 
     def is_alive(self) -> bool:
         """Whether this very process runs (a zombie does not)."""
-        return _start_ticks(self.pid) == self.start_ticks
+        fields = stat(self.pid)
+        return fields is not None and fields[0] not in "ZX" and int(fields[19]) == self.start_ticks
 
 
 def end(processes: Iterable[Process], *, grace_ns: int = GRACE_NS) -> tuple[Process, ...]:
@@ -92,13 +112,3 @@ def _wait(handles: dict[Process, int], deadline_ns: int) -> None:
         for handle, _ in poll.poll(left_ns / NS_PER_MS):
             poll.unregister(handle)
             os.close(handles.pop(process_of[handle]))
-
-
-def _start_ticks(pid: int) -> int | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The name, in parentheses, may hold spaces and parentheses of its own.
-    state, *fields = stat.rpartition(")")[2].split()
-    return None if state in {"Z", "X"} else int(fields[18])
