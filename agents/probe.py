@@ -20,14 +20,14 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from agents.beacons import Ledger, Stamper, parse
 from agents.labour import Handler, Notify
-from agents.process import ask_for_real_time
 from harness.clock import NS_PER_S, NS_PER_US
+from harness.processes import ask_for_real_time
 from harness.wire.messages import (
     Beacons,
     Done,
@@ -132,11 +132,13 @@ class _Listening:
         self._stopping = False
         self._overflowed: dict[str, int] = {}
         self._sockets: dict[str, socket.socket] = {}
+        self._device_of: dict[int, str] = {}
         self._poll = select.epoll()
         try:
             for device in asked.devices:
                 self._sockets[device] = opened = open_socket(device)
                 self._poll.register(opened, select.EPOLLIN)
+                self._device_of[opened.fileno()] = device
         except OSError:
             self._close_sockets()
             raise
@@ -157,7 +159,7 @@ class _Listening:
     def report(self, since_ns: int) -> Beacons:
         """Take in what has arrived, and return what happened after `since_ns`."""
         with self._lock:
-            self._drain()
+            self._drain(self._sockets)
             return self._ledger.report(since_ns)
 
     async def wait(self, asked: Heard, limit_s: float) -> None:
@@ -165,7 +167,7 @@ class _Listening:
         loop = asyncio.get_running_loop()
         waiter = _Waiter(asked.expect, asked.since_ns, loop, loop.create_future())
         with self._lock:
-            self._drain()
+            self._drain(self._sockets)
             if self._ledger.heard(asked.expect, asked.since_ns):
                 return
             self._waiters.append(waiter)
@@ -219,17 +221,19 @@ class _Listening:
         ask_for_real_time()  # or it would keep Python's lock from the sender while it is preempted
         while not self._stopping:
             if self._hurry.is_set():
-                self._poll.poll(IDLE_S)
+                ready = [self._device_of[number] for number, _ in self._poll.poll(IDLE_S)]
             else:
                 self._hurry.wait(IDLE_S)
+                ready = list(self._sockets)
             with self._lock:
-                self._drain()
+                self._drain(ready)
                 self._wake()
 
-    def _drain(self) -> None:
-        """Read all sockets dry; the lock is held."""
+    def _drain(self, devices: Iterable[str]) -> None:
+        """Read the sockets of `devices` dry; the lock is held."""
         offset_ns = realtime_offset_ns()
-        for device, opened in self._sockets.items():
+        for device in devices:
+            opened = self._sockets[device]
             with suppress(BlockingIOError):
                 while True:
                     self._take(device, opened, offset_ns)

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import IO
 
 from harness.clock import NS_PER_S
@@ -53,17 +52,6 @@ def die_with(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
         os._exit(1)
-
-
-def ask_for_real_time() -> None:
-    """Let this thread run before ordinary ones, where we may; what it starts does not inherit it.
-
-    For threads that do little but must not wait for a processor: on a busy machine an ordinary
-    thread waits for milliseconds.
-    """
-    with suppress(PermissionError):
-        policy = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
-        os.sched_setscheduler(0, policy, os.sched_param(1))
 
 
 def describe_exit(status: int) -> str:

@@ -22,9 +22,10 @@ from collections import deque
 from agents.collective import Operation
 from agents.communicators import Communicators
 from agents.pipe import Frame, Position, Unpacker, WhereAreYou, pack
-from agents.process import ask_for_real_time, die_with
+from agents.process import die_with
 from agents.traffic import Gate, Watch
 from harness.clock import NS_PER_MS, NS_PER_S
+from harness.processes import ask_for_real_time
 from harness.wire.messages import (
     DestroyGroups,
     Done,

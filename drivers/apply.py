@@ -70,15 +70,19 @@ def apply(
     ours: frozenset[int],
     *,
     deadline_ns: int,
+    planned: Delta | None = None,
     now_ns: Clock = time.monotonic_ns,
     sleep: Sleep = time.sleep,
 ) -> Applied:
     """Make `wanted` the whole map of our ports, verified by read-back; foreign circuits stay.
 
+    `planned` is what `plan` returned a moment ago, so that reading the map costs no time here; a
+    map that has changed since then is found out by the read-back.
+
     Past `deadline_ns` no change is begun (`DeadlineExpired`) and no lagging map is waited for; an
     exchange under way keeps its own deadline, and a restore is always tried.
     """
-    delta = plan(ocs, wanted, ours)
+    delta = plan(ocs, wanted, ours) if planned is None else planned
     before = Matching(frozenset(delta.drop + delta.keep))
     if not delta:
         now = now_ns()

@@ -36,6 +36,7 @@ from harness.model.documents import SCHEMA, Document, RunSummary, Start
 from harness.model.load import check_together, load_bench, load_scenario
 from harness.model.scenario import Scenario
 from harness.model.streams import STREAMS
+from harness.processes import ask_for_real_time
 from harness.record import store
 from harness.record.journal import Journal, is_closed
 from harness.record.summary import conclude, read_run, refresh
@@ -142,6 +143,7 @@ def _conduct(asked: Asked, open_bench: _Opener, folder: store.RunFolder, journal
     # Switches and heartbeats have threads of their own; at 5 ms, the default, each could hold the
     # event loop up for longer than all our overhead.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    ask_for_real_time()
     told = Told()
     places = Places(folder.path.resolve(), folder.logs.resolve(), folder.transcripts.resolve())
 

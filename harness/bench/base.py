@@ -7,9 +7,11 @@ steered. All verbs are coroutines with limits of their own; none of them decides
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from drivers.base import Applied, Identity, Matching
+from drivers.errors import NoLight
 from drivers.tor.base import Route
 from harness.clock import Clock
 from harness.fabric.topology import Topology
@@ -18,6 +20,19 @@ from harness.wire.messages import Hello, Message, Note
 from harness.wire.timesync import ClockFit
 
 R = TypeVar("R", bound=Message)
+
+
+@dataclass(frozen=True)
+class Switched:
+    """A map applied, and its light; stamps on the coordinator's clock."""
+
+    applied: Applied
+    light_ns: int | None
+    """When all that was made had light; None where nobody can measure it, or it has none."""
+    device_ns: int
+    """Of the whole time, what was spent waiting for the unit: blocked on its line, or for light."""
+    dark: NoLight | None = None
+    """The egress ports that stayed dark."""
 
 
 class SwitchHandle(Protocol):
@@ -32,10 +47,6 @@ class SwitchHandle(Protocol):
         """As in the bench file, with the URL and known_hosts that are really used."""
 
     @property
-    def waited_ns(self) -> int:
-        """Time spent so far blocked on the device's line."""
-
-    @property
     def typical_switch_ns(self) -> int:
         """What the unit's family and model usually take."""
 
@@ -48,8 +59,11 @@ class SwitchHandle(Protocol):
     async def apply(self, wanted: Matching) -> Applied:
         """Make `wanted` our part of the map, verified by read-back; foreign circuits stay."""
 
-    async def wait_for_light(self, egress: tuple[int, ...]) -> int | None:
-        """Wait until all of `egress` is lit; return the stamp, None where unmeasurable."""
+    async def prepare(self, wanted: Matching) -> None:
+        """Read the map and work out the change to `wanted` beforehand; faults wait for `switch`."""
+
+    async def switch(self, wanted: Matching) -> Switched:
+        """Apply as `apply` does, then wait for the light of what was made."""
 
 
 class Bench(Protocol):

@@ -18,12 +18,14 @@ from typing import ParamSpec, TypeVar
 
 from drivers import apply as contract
 from drivers.address import Credentials
-from drivers.base import Applied, Identity, Matching, Ocs, PowerMonitor
+from drivers.base import Applied, Delta, Identity, Matching, Ocs, PowerMonitor
 from drivers.catalog import open_ocs
-from drivers.errors import DriverError
+from drivers.errors import DriverError, NoLight
+from harness.bench.base import Switched
 from harness.clock import NS_PER_S
 from harness.errors import InfrastructureError, UsageError
 from harness.model.bench import Switch
+from harness.processes import ask_for_real_time
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,13 +39,11 @@ class ThreadedSwitch:
     ) -> None:
         self.name, self.spec = name, spec
         self._ours, self._transcript = ours, transcript
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"switch-{name}")
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix=f"switch-{name}", initializer=ask_for_real_time
+        )
         self._ocs: Ocs | None = None
-
-    @property
-    def waited_ns(self) -> int:
-        """Time spent so far blocked on the device's line."""
-        return self.ocs.waited_ns
+        self._prepared: tuple[Matching, Delta] | None = None
 
     @property
     def typical_switch_ns(self) -> int:
@@ -85,25 +85,51 @@ class ThreadedSwitch:
 
     async def apply(self, wanted: Matching) -> Applied:
         """Make `wanted` our part of the map; see `drivers.apply.apply`."""
-        return await self._call(
-            lambda: contract.apply(
-                self.ocs, wanted, self._ours, deadline_ns=_after_s(self.spec.apply_timeout_s)
-            )
+        return await self._call(self._apply, wanted)
+
+    async def prepare(self, wanted: Matching) -> None:
+        """Read the map and work out the change to `wanted`, to be made by the next `switch`."""
+        try:
+            delta = await self._call(contract.plan, self.ocs, wanted, self._ours)
+        except DriverError:
+            self._prepared = None
+        else:
+            self._prepared = (wanted, delta)
+
+    async def switch(self, wanted: Matching) -> Switched:
+        """Apply, then wait for light where the unit has power monitors."""
+        return await self._call(self._switch, wanted)
+
+    def _apply(self, wanted: Matching) -> Applied:
+        prepared, self._prepared = self._prepared, None
+        return contract.apply(
+            self.ocs,
+            wanted,
+            self._ours,
+            deadline_ns=_after_s(self.spec.apply_timeout_s),
+            planned=prepared[1] if prepared and prepared[0] == wanted else None,
         )
 
-    async def wait_for_light(self, egress: tuple[int, ...]) -> int | None:
-        """Wait for light; None where the unit has no power monitors."""
-        if not (isinstance(self.ocs, PowerMonitor) and self.ocs.capabilities.has_power):
-            return None
-        monitor = self.ocs
-        return await self._call(
-            lambda: contract.wait_for_light(
-                monitor,
+    def _switch(self, wanted: Matching) -> Switched:
+        # One visit to the thread for both: each hand-over costs as much as all our own work here.
+        waited_ns = -self.ocs.waited_ns
+        applied = self._apply(wanted)
+        waited_ns += self.ocs.waited_ns
+        egress = [egress for _, egress in applied.delta.make]
+        if not (egress and self.ocs.capabilities.has_power and isinstance(self.ocs, PowerMonitor)):
+            return Switched(applied, None, waited_ns)
+        asked_ns = time.monotonic_ns()
+        dark, light_ns = None, None
+        try:
+            light_ns = contract.wait_for_light(
+                self.ocs,
                 egress,
                 self.spec.light_floor_dbm,
                 deadline_ns=_after_s(self.spec.light_timeout_s),
             )
-        )
+        except NoLight as error:
+            dark = error
+        return Switched(applied, light_ns, waited_ns + time.monotonic_ns() - asked_ns, dark)
 
     async def close(self) -> None:
         """End the session and the thread."""

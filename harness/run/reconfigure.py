@@ -6,16 +6,17 @@ traffic is neither drained nor steered away first, which shows what that costs.
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import InfrastructureError, StepFailed
 from harness.model.scenario import Reconfigure
 from harness.model.sizes import parse_size
 from harness.model.streams import STAGES
-from harness.run.change import Change, switch_over
+from harness.run.change import Change, listen, prepare, switch_over
 from harness.run.hearing import Watch, beacons_off, beacons_on, dark_ns, lost_on
 from harness.run.session import MESSAGE_NS, Session
 from harness.run.stages import Breakdown, Waits, breakdown, in_order
@@ -61,7 +62,7 @@ async def reconfigure(session: Session, step: Reconfigure, number: int) -> None:
         if reason := refusal(session, step, shape):
             session.record.event("reconfigure", refused(session, number, index, shape, reason))
             continue
-        change = await _once(session, step, number, index, shape)
+        change = await _Once(session, step, shape).run(number, index)
         if change.failures:
             await drain(session, timeout_ns)
             await session.everyone(EndTraffic(), Done, MESSAGE_NS)
@@ -82,46 +83,99 @@ def refusal(session: Session, step: Reconfigure, shape: str) -> str:
     return ""
 
 
-async def _once(session: Session, step: Reconfigure, number: int, index: int, shape: str) -> Change:
-    """One reconfiguration, from beacons on to beacons off, recorded."""
-    before, plan = session.shape, session.plans[shape]
-    timeout_ns = round(step.timeout_s * NS_PER_S)
-    reference_ns = await _iteration_ns(session)
-    watch = await beacons_on(session, session.lit | plan.links)
-    stamps: dict[str, int | None] = {"intent": session.bench.clock.now_ns()}
-    drain_ns = groups_ns = 0
-    if not step.ride_through:
-        last_good_ns = await drain(session, timeout_ns)
-        stamps["quiesced"] = session.bench.clock.now_ns()
-        drain_ns = max(0, last_good_ns - (stamps["intent"] or 0))
-        if step.groups == "rebuild":
+@dataclass
+class _Once:
+    """One reconfiguration under way: its stamps, and what was waited for."""
+
+    session: Session
+    step: Reconfigure
+    shape: str
+    stamps: dict[str, int | None] = field(default_factory=dict)
+    waits: Waits = field(default_factory=Waits)
+
+    async def run(self, number: int, index: int) -> Change:
+        """Go from beacons on to beacons off; what happened is recorded."""
+        session, step = self.session, self.step
+        before, plan = session.shape, session.plans[self.shape]
+        reference_ns = await _iteration_ns(session)
+        watch = await beacons_on(session, session.lit | plan.links)
+        intent_ns = self._stamp("intent")
+        hearing, preparing = listen(session, plan), asyncio.create_task(prepare(session, plan))
+        try:
+            if not step.ride_through:
+                await self._quiet(intent_ns)
+            await self._wait_for_maps(preparing)
+            change = await switch_over(
+                session, plan, self.shape, steer_first=not step.ride_through, hearing=hearing
+            )
+        finally:
+            hearing.cancel()
+            preparing.cancel()
+        self.stamps |= change.stamps
+        self._waited(device_ns=change.device_ns, link_ns=change.link_ns)
+        await self._resume(change, reference_ns)
+        heard = await beacons_off(session, watch)
+        row = {"step": number, "index": index, "path_from": before, "path_to": session.shape}
+        row |= {"mode": "ride_through" if step.ride_through else "drain", "groups": step.groups}
+        row |= _accounts(session, self.stamps, self.waits) | _beacons(change, watch, heard)
+        session.record.event("reconfigure", row)
+        return change
+
+    def _stamp(self, stage: str) -> int:
+        now_ns = self.stamps[stage] = self.session.bench.clock.now_ns()
+        return now_ns
+
+    def _waited(self, **spans_ns: int) -> None:
+        """Add to the spans of waiting for others."""
+        sums = {name: getattr(self.waits, name) + span for name, span in spans_ns.items()}
+        self.waits = replace(self.waits, **sums)
+
+    async def _quiet(self, intent_ns: int) -> None:
+        """Drain the traffic and, where communicators are to be made anew, destroy them."""
+        session = self.session
+        last_good_ns = await drain(session, round(self.step.timeout_s * NS_PER_S))
+        quiesced_ns = self._stamp("quiesced")
+        self._waited(drain_ns=max(0, last_good_ns - intent_ns))
+        if self.step.groups == "rebuild":
+            destroyed_ns = self.stamps["groups_destroyed"] = await session.destroy_groups()
+            self._waited(groups_ns=max(0, destroyed_ns - quiesced_ns))
+
+    async def _wait_for_maps(self, preparing: asyncio.Task[None]) -> None:
+        """Wait until every switch has read its map; mostly that was done during the drain."""
+        asked_ns = self.session.bench.clock.now_ns()
+        if not preparing.done():
+            await preparing
+            self._waited(device_ns=self.session.bench.clock.now_ns() - asked_ns)
+
+    async def _resume(self, change: Change, reference_ns: int) -> None:
+        """Make communicators anew where asked, let the traffic go on, wait until it is steady."""
+        session, step = self.session, self.step
+        if step.groups == "rebuild" and not step.ride_through:
             asked_ns = session.bench.clock.now_ns()
-            stamps["groups_destroyed"] = await session.destroy_groups()
-            groups_ns += (stamps["groups_destroyed"] or 0) - asked_ns
-    change = await switch_over(session, plan, shape, steer_first=not step.ride_through)
-    stamps |= change.stamps
-    if step.groups == "rebuild" and not step.ride_through:
-        asked_ns = session.bench.clock.now_ns()
-        stamps["groups_ready"] = await session.make_groups(session.subgroups)
-        groups_ns += (stamps["groups_ready"] or 0) - asked_ns
-    slower = bool(change.failures) or len(session.lit) < len(change.before)
-    resumed = await session.everyone(
-        Resume(
-            reference_ns=reference_ns,
-            within_pct=ANY_PCT if slower else step.steady_within_pct,
-            watch_only=step.ride_through,
-        ),
-        Resumed,
-        timeout_ns,
-    )
-    heard = await beacons_off(session, watch)
-    waits = Waits(drain_ns, change.device_ns, change.link_ns, groups_ns)
-    waits = _conclude(session, stamps, waits, resumed)
-    row = {"step": number, "index": index, "path_from": before, "path_to": session.shape}
-    row |= {"mode": "ride_through" if step.ride_through else "drain", "groups": step.groups}
-    row |= _accounts(session, stamps, waits) | _beacons(change, watch, heard)
-    session.record.event("reconfigure", row)
-    return change
+            ready_ns = self.stamps["groups_ready"] = await session.make_groups(session.subgroups)
+            self._waited(groups_ns=max(0, ready_ns - asked_ns))
+        slower = bool(change.failures) or len(session.lit) < len(change.before)
+        resumed = await session.everyone(
+            Resume(
+                reference_ns=reference_ns,
+                within_pct=ANY_PCT if slower else step.steady_within_pct,
+                watch_only=step.ride_through,
+            ),
+            Resumed,
+            round(step.timeout_s * NS_PER_S),
+        )
+
+        def mapped(name: str) -> list[int]:
+            return [
+                session.at(agent, t_ns) if t_ns else 0
+                for agent, answer in resumed.items()
+                for t_ns in getattr(answer, name).values()
+            ]
+
+        self.stamps["first_good"] = max(mapped("first_good_ns"))
+        if all(mapped("steady_ns")):
+            steady_ns = self.stamps["steady"] = max(mapped("steady_ns"))
+            self._waited(traffic_ns=max(0, steady_ns - max(mapped("released_ns"))))
 
 
 async def drain(session: Session, timeout_ns: int) -> int:
@@ -148,29 +202,6 @@ async def _iteration_ns(session: Session) -> int:
     if not times:
         raise StepFailed("traffic: no iteration was completed before the reconfiguration")
     return round(statistics.median(times))
-
-
-def _conclude(
-    session: Session,
-    stamps: dict[str, int | None],
-    waits: Waits,
-    resumed: Mapping[str, Resumed],
-) -> Waits:
-    """Stamp the return of the traffic; return `waits` with the traffic's own time in it."""
-
-    def mapped(name: str) -> list[int]:
-        return [
-            session.at(agent, t_ns) if t_ns else 0
-            for agent, answer in resumed.items()
-            for t_ns in getattr(answer, name).values()
-        ]
-
-    stamps["first_good"] = max(mapped("first_good_ns"))
-    if not all(mapped("steady_ns")):
-        return waits
-    steady_ns = stamps["steady"] = max(mapped("steady_ns"))
-    traffic_ns = max(0, steady_ns - max(mapped("released_ns")))
-    return replace(waits, traffic_ns=traffic_ns)
 
 
 def _accounts(
