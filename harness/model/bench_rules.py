@@ -72,6 +72,8 @@ def _world(bench: Bench) -> Iterator[str]:
         host, _, port = bench.listen.rpartition(":")
         if not host or not port.isascii() or not port.isdigit() or not 1 <= _int(port) <= PORT_MAX:
             yield 'listen: expected HOST:PORT, such as "10.0.0.1:7000"'
+        elif host in ("0.0.0.0", "*", "[::]"):  # noqa: S104 - refused, not bound to
+            yield "listen: name the address that the nodes reach, not all of this machine's"
     elif bench.world == "live" and bench.launcher == "manual":
         yield (
             "listen: missing; a live bench says where the coordinator waits for its agents, "

@@ -1,7 +1,7 @@
 """Numbers for a reader: a unit, a sensible number of digits, and never more than the bound allows.
 
 Pure. A bound is rounded up to one digit and the value to the same decimal place: 25.3174 +/- 0.4
-becomes ``25.3 ±0.4``. Without a bound a value has four significant digits.
+becomes ``25.3 ±0.4``. No value has more than four significant digits.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ DASH = "-"
 
 
 def figure(value: float | None, bound: float | None = None) -> str:
-    """Write a number without its unit; its bound, where it has one, decides the digits."""
+    """Write a number without its unit, with the digits that its bound allows, four at most."""
     if value is None or math.isnan(value):
         return DASH
-    if not bound:
-        return _rounded(value, _place(value) - DIGITS + 1) if value else "0"
-    return _rounded(value, _bound_place(bound))
+    if not value:
+        return "0"
+    place = _place(value) - DIGITS + 1
+    return _rounded(value, max(place, _bound_place(bound)) if bound else place)
 
 
 def with_bound(value: float | None, bound: float | None) -> str:

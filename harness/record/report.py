@@ -85,8 +85,7 @@ def sections(summary: RunSummary, folder: Path | None = None) -> Iterator[Sectio
     """Yield the parts of the report, in order; empty ones are left out."""
     yield _head(summary)
     if summary.parts:
-        parts = sorted(summary.parts.items())
-        yield Section(_bench_title(summary), (), ("part", "what"), parts, (0, 1))
+        yield Section(_bench_title(summary), (), ("part", "what"), list(_parts(summary)), (0, 1))
     if rows := list(_collectives(summary)):
         yield Section("Collectives", COLLECTIVES, ROW, rows, (0, 1))
     yield from _reconfigurations(summary)
@@ -115,6 +114,15 @@ def _bench_title(summary: RunSummary) -> str:
     if bound is None:
         return title
     return f"{title}, clocks within ±{bound_only(bound.max)} us of the coordinator's"
+
+
+def _parts(summary: RunSummary) -> Iterator[tuple[str, str]]:
+    """Yield each switch, and agents that are alike in one row."""
+    alike: dict[str, list[str]] = {}
+    for name, what in sorted(summary.parts.items()):
+        alike.setdefault(what, []).append(name)
+    for what, names in alike.items():
+        yield ", ".join(names), what
 
 
 # -- collectives -------------------------------------------------------------------------------

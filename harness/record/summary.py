@@ -22,6 +22,8 @@ from harness.record.verdict import ending, evaluate
 UNFINISHED = "unfinished"
 LOUD = ("warning", "error", "critical")
 WARNINGS_MAX = 20
+FOR_US = ("clock",)
+"""Facts of an agent that say nothing to a reader."""
 
 
 def summarise(
@@ -178,7 +180,8 @@ def _parts(events: Iterable[Event]) -> dict[str, str]:
     for event in events:
         data = event.data
         if event.stream == "agent":
-            facts = ", ".join(f"{k} {v}" for k, v in sorted((data.get("facts") or {}).items()))
+            told = sorted((data.get("facts") or {}).items())
+            facts = ", ".join(f"{name} {what}" for name, what in told if name not in FOR_US)
             parts[data["agent"]] = f"agent on {data['host']}" + (f" ({facts})" if facts else "")
         elif event.stream == "switch":
             parts[data["switch"]] = (

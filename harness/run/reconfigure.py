@@ -223,7 +223,7 @@ def _beacons(change: Change, watch: Watch, heard: Mapping[str, Beacons]) -> dict
         "dark_plus_minus_ms": None if dark is None else watch.interval_ns / NS_PER_MS,
         "moved": len(change.moved),
         "kept": len(change.kept),
-        "kept_lost": lost_on(heard, change.kept) if heard else None,
+        "kept_lost": lost_on(heard, change.kept) if heard and change.kept else None,
         "refused_reason": "",
         "error": "; ".join(change.failures.values()),
     }

@@ -161,6 +161,7 @@ def test_a_problem_is_named_with_its_key_and_what_would_be_right(
         ('"10.1.1.10"', '"10.1.0.10"', "nodes.n1.address: nodes.n0 has the same address"),
         ('listen = "10.0.0.1:7000"\n', "", "listen: missing"),
         ('"10.0.0.1:7000"', '"10.0.0.1"', "listen: expected HOST:PORT"),
+        ('"10.0.0.1:7000"', '"0.0.0.0:7000"', "listen: name the address"),
         ('keys = "keys"\n', "", "keys: missing"),
         ('known_hosts = "known_hosts"\n', "", "switches.ocs.known_hosts: missing"),
         ('known_hosts = "known', 'known_hosts = "~root/known', "only your own home folder"),
