@@ -5,26 +5,26 @@ change of the map or of a shutter returns a `Change`: what was made and dropped,
 transitions* that follow from it, which a mover carries out. The map as the control plane tells it
 changes at once; the light of a moved circuit is gone at once and back when its mirrors have moved.
 
-Light levels are dBm outside and milliwatts inside. Errors: `drivers.errors.Misuse` for a
-configuration that describes no possible unit; the faces check ports before they call.
+A pulsed shutter closes and opens ports by itself: whoever runs the unit calls `advance` when
+`due_ns` has come. Errors: `drivers.errors.Misuse` for a configuration that describes no possible
+unit; the faces check ports before they call.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
-from statistics import NormalDist
 
-from drivers.emulators.config import EmulatedSwitch, Optics
+from drivers.emulators.config import EmulatedSwitch
+from drivers.emulators.flap import Flaps
+from drivers.emulators.meter import PowerMeter
+from drivers.emulators.settings import Settings
 from drivers.errors import Misuse
 
 NS_PER_MS = 1_000_000
-_NORMAL = NormalDist()
 Circuit = tuple[int, int]
 
 
@@ -61,18 +61,6 @@ class Change:
     light: tuple[Lighting, ...] = ()
 
 
-@dataclass
-class Settings:
-    """What an operator can set on the unit; it survives sessions, not a power cycle."""
-
-    sid: str
-    boot_mode: str = "RESTORE"
-    timeout_min: dict[str, int] = field(default_factory=lambda: {"ADMIN": 0, "USER": 0})
-    """TL1 idle logout by role, minutes; 0 is never. The factory setting is not documented."""
-    reports_inhibited: bool = False
-    labels: dict[int, str] = field(default_factory=dict)
-
-
 class SwitchModel:
     """An N x N unit: ingress ports 1..N, egress ports N+1..2N."""
 
@@ -88,13 +76,19 @@ class SwitchModel:
         self.only_is_hitless = config.only_is_hitless
         self.has_monitors = not config.model.startswith("I-")
         """An I-OST has no power meters."""
-        self.averaging = config.optics.averaging
         self.settings = Settings(sid=config.name)
+        self.levels = PowerMeter(config.optics, config.seed)
+        self.flaps = Flaps()
+        self.starts = 1
+        """How often its controller has come up; sessions do not outlive one."""
         self._timing, self._rng = config.timing, rng
-        self._levels = PowerMeter(config.optics, config.seed)
         self._map: dict[int, int] = {}
         self._by_egress: dict[int, int] = {}
         self._disabled: set[int] = set()
+        self._pulsed: set[int] = set()
+        """Ports that a running pattern holds closed now."""
+        self._ready_ns: dict[int, int] = {}
+        """Ingress port -> when the mirrors of its circuit have moved."""
         self._failed = frozenset(config.faults.failed_ports)
         self._denied = frozenset(config.faults.deny_ports)
         self._leaves = {a: b for pair in config.faults.swapped for a, b in (pair, pair[::-1])}
@@ -153,10 +147,12 @@ class SwitchModel:
     def power_dbm(self, port: int, now_ns: int) -> float:
         """Return what the port's meter shows: launched light on ingress, averaged on egress."""
         if port in self._disabled:
-            return self._levels.floor_dbm
-        if self.is_ingress(port):
-            return self._levels.launch_dbm
-        return self._levels.read_dbm(port, now_ns)
+            dbm = self.levels.floor_dbm
+        elif self.is_ingress(port):
+            dbm = self.levels.launch_dbm
+        else:
+            dbm = self.levels.read_dbm(port, now_ns)
+        return self.levels.shown_dbm(port, dbm)
 
     def boot(self, now_ns: int, found: Mapping[int, int] | None = None) -> Change:
         """Come up lit at once: with the light that mirrors still hold, else with the boot map.
@@ -169,9 +165,14 @@ class SwitchModel:
         return self._retarget(held or self._boot_map, now_ns, at_once=True)
 
     def restart(self, now_ns: int) -> Change:
-        """Go dark and come back as the boot mode says: empty (DARK) or as before (RESTORE)."""
+        """Go dark and come back as the boot mode says: empty (DARK) or as before (RESTORE).
+
+        All shutters are open then, and none is pulsed.
+        """
         kept = dict(self._map) if self.settings.boot_mode == "RESTORE" else {}
+        self.flaps.stop(self.ports)
         self._disabled.clear()
+        self._pulsed.clear()
         return self._retarget(kept, now_ns, blink=True)
 
     def connect(self, pairs: Iterable[Circuit], now_ns: int, *, replace: bool = False) -> Change:
@@ -201,14 +202,55 @@ class SwitchModel:
     def set_enabled(self, ports: Iterable[int], now_ns: int, *, enabled: bool) -> Change:
         """Open or close shutters. Opening takes as long as a move; closing is at once."""
         touched = {p for p in ports if (p in self._disabled) == enabled}
-        hit = [c for c in self.circuits() if touched.intersection(c)]
-        before = [c for c in hit if self._passes(c)]
         if enabled:
-            self._disabled -= touched
-            return Change(light=self._aim([c for c in hit if self._passes(c)], now_ns))
-        self._disabled |= touched
-        self._levels.darken([self._exit(e) for _, e in before], now_ns)
-        return Change(dark=tuple(a for a, _ in before))
+            return Change(light=self._open(self._disabled, touched, now_ns))
+        return Change(dark=self._close(self._disabled, touched, now_ns))
+
+    @property
+    def due_ns(self) -> int | None:
+        """When `advance` has something to do; None where nothing happens by itself."""
+        return self.flaps.due_ns
+
+    def start_flaps(self, ports: Iterable[int], now_ns: int) -> Change:
+        """Run the patterns of ports: closed at once, then open, as often as they say."""
+        self.flaps.start(ports, now_ns)
+        return self.advance(now_ns)
+
+    def stop_flaps(self, ports: Iterable[int], now_ns: int) -> Change:
+        """End the patterns of ports and leave them open."""
+        stopped = set(ports)
+        self.flaps.stop(stopped)
+        closed = stopped & self._pulsed
+        return Change(light=self._open(self._pulsed, closed, now_ns, pulse=True))
+
+    def advance(self, now_ns: int) -> Change:
+        """Do what patterns have due by now; meters see it at the instants it was due."""
+        dark: set[int] = set()
+        light: dict[int, Lighting] = {}
+        while (due_ns := self.flaps.due_ns) is not None and due_ns <= now_ns:
+            at_ns, close, opened = self.flaps.edge()
+            for ingress in self._close(self._pulsed, close, at_ns):
+                dark.add(ingress)
+                light.pop(ingress, None)
+            light.update(
+                (x.ingress, x) for x in self._open(self._pulsed, opened, at_ns, pulse=True)
+            )
+        return Change(dark=tuple(sorted(dark)), light=tuple(light.values()))
+
+    def _close(self, shut: set[int], ports: set[int], now_ns: int) -> tuple[int, ...]:
+        """Add `ports` to those `shut`; return the ingress ports that are dark by it."""
+        hit = [c for c in self.circuits() if ports.intersection(c) and self._passes(c)]
+        shut.update(ports)
+        self.levels.darken([self._exit(egress) for _, egress in hit], now_ns)
+        return tuple(ingress for ingress, _ in hit)
+
+    def _open(
+        self, shut: set[int], ports: set[int], now_ns: int, *, pulse: bool = False
+    ) -> tuple[Lighting, ...]:
+        """Take `ports` from those `shut`; return the light that comes back by it."""
+        hit = [c for c in self.circuits() if ports.intersection(c) and not self._passes(c)]
+        shut.difference_update(ports)
+        return self._aim([c for c in hit if self._passes(c)], now_ns, at_once=pulse)
 
     def _retarget(
         self,
@@ -225,7 +267,7 @@ class SwitchModel:
         come = sorted(after if blink else after - before)
         self._map = dict(target)
         self._by_egress = {b: a for a, b in target.items()}
-        self._levels.darken([self._exit(e) for _, e in gone], now_ns)
+        self.levels.darken([self._exit(e) for _, e in gone], now_ns)
         lit = self._aim([c for c in come if self._passes(c)], now_ns, at_once=at_once)
         dark = tuple(sorted({a for a, _ in gone}))
         return Change(tuple(come), tuple(gone), refused, dark, lit)
@@ -233,12 +275,17 @@ class SwitchModel:
     def _aim(
         self, circuits: list[Circuit], now_ns: int, *, at_once: bool = False
     ) -> tuple[Lighting, ...]:
-        """Draw each circuit's switching time and tell the meters when its light is there."""
+        """Draw each circuit's switching time and tell the meters when its light is there.
+
+        `at_once` is light whose mirrors do not move: there as soon as an earlier move has ended.
+        """
         lit = []
         for circuit in circuits:
-            at_ns = now_ns if at_once else now_ns + self._switching_ns()
+            moved_ns = now_ns if at_once else now_ns + self._switching_ns()
+            at_ns = max(moved_ns, self._ready_ns.get(circuit[0], 0)) if at_once else moved_ns
+            self._ready_ns[circuit[0]] = at_ns
             leaves = self._exit(circuit[1])
-            self._levels.lighten(leaves, circuit, at_ns, now_ns)
+            self.levels.lighten(leaves, circuit, at_ns, now_ns)
             lit.append(Lighting(at_ns, circuit[0], leaves))
         return tuple(lit)
 
@@ -247,60 +294,11 @@ class SwitchModel:
         return self._leaves.get(egress, egress)
 
     def _passes(self, circuit: Circuit) -> bool:
-        return not any(port in self._failed or port in self._disabled for port in circuit)
+        shut = (self._failed, self._disabled, self._pulsed)
+        return not any(port in ports for port in circuit for ports in shut)
 
     def _switching_ns(self) -> int:
         timing = self._timing
         if timing.distribution == "fixed":
             return round(timing.switch_ms * NS_PER_MS)
         return round(max(0.0, self._rng.gauss(timing.switch_ms, timing.switch_sd_ms)) * NS_PER_MS)
-
-
-class PowerMeter:
-    """Egress meters: a moving average (boxcar) of the light over 10 ms x 2^(averaging - 1).
-
-    After a connect the reading therefore climbs for one window, and after a disconnect it sinks.
-    """
-
-    def __init__(self, optics: Optics, seed: int) -> None:
-        self.launch_dbm, self.floor_dbm = optics.launch_dbm, optics.floor_dbm
-        self._window_ns = 10 * NS_PER_MS * 2 ** (optics.averaging - 1)
-        self._loss_db, self._sd_db, self._seed = optics.insertion_loss_db, optics.loss_sd_db, seed
-        self._steps: dict[int, list[tuple[int, float]]] = {}
-        """Per egress port the light in mW from each instant on, in order of time."""
-
-    def loss_db(self, circuit: Circuit) -> float:
-        """Return a circuit's insertion loss: the same whenever it is made, never negative."""
-        name = f"{self._seed}:{circuit[0]}:{circuit[1]}".encode()
-        drawn = int.from_bytes(hashlib.blake2b(name, digest_size=6).digest(), "big")
-        # A hash, not a generator: seeding one for each of 512 circuits would delay the reply.
-        return max(0.0, self._loss_db + self._sd_db * _NORMAL.inv_cdf((drawn + 0.5) / 2**48))
-
-    def darken(self, ports: Iterable[int], now_ns: int) -> None:
-        """Light is gone from these egress ports, and so is what was still to come."""
-        for port in ports:
-            self._step(port, now_ns, 0.0, now_ns)
-
-    def lighten(self, port: int, circuit: Circuit, at_ns: int, now_ns: int) -> None:
-        """Light of `circuit` leaves through `port` from `at_ns` on."""
-        milliwatts = 10 ** ((self.launch_dbm - self.loss_db(circuit)) / 10)
-        self._step(port, at_ns, milliwatts, now_ns)
-
-    def _step(self, port: int, at_ns: int, milliwatts: float, now_ns: int) -> None:
-        steps = [s for s in self._steps.get(port, []) if s[0] <= now_ns]
-        horizon = now_ns - self._window_ns
-        while len(steps) > 1 and steps[1][0] <= horizon:
-            del steps[0]
-        if not steps or steps[-1][1] != milliwatts:
-            steps.append((at_ns, milliwatts))
-        self._steps[port] = steps
-
-    def read_dbm(self, port: int, now_ns: int) -> float:
-        """Average over the window that ends now; below the floor the meter shows the floor."""
-        start, energy = now_ns - self._window_ns, 0.0
-        steps = self._steps.get(port) or [(now_ns, 0.0)]
-        ends = [at for at, _ in steps[1:]] + [now_ns]
-        for (at_ns, milliwatts), end_ns in zip(steps, ends, strict=True):
-            energy += milliwatts * max(0, min(end_ns, now_ns) - max(at_ns, start))
-        mean = energy / self._window_ns
-        return max(self.floor_dbm, 10 * math.log10(mean)) if mean > 0 else self.floor_dbm

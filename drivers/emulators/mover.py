@@ -34,7 +34,7 @@ class LightPath(Protocol):
 
 @dataclass(frozen=True)
 class DarkTime:
-    """How long one moved circuit was dark: asked for, and between the two acts on the light."""
+    """How long one moved circuit was dark for packets: asked for, with its hold, and in fact."""
 
     lighting: Lighting
     asked_ns: int
@@ -56,8 +56,8 @@ class _Due(NamedTuple):
 class Mover:
     """Owns the thread. `carry_out` darkens before it returns; lightings follow on their own."""
 
-    def __init__(self, light: LightPath, *, keep: int = 20_000) -> None:
-        self._light = light
+    def __init__(self, light: LightPath, *, hold_ns: int = 0, keep: int = 20_000) -> None:
+        self._light, self._hold_ns = light, hold_ns
         self._due: list[_Due] = []
         self._valid: dict[int, int] = {}
         """Ingress port -> the order number of the lighting that still counts."""
@@ -75,12 +75,13 @@ class Mover:
                 self._valid.pop(ingress, None)
             self._set(dict.fromkeys(change.dark))
             begun_ns = time.monotonic_ns()
-            self._set({x.ingress: x.egress for x in change.light if x.at_ns <= now_ns})
+            lit = [(x.at_ns + self._hold_ns, x) for x in change.light]
+            self._set({x.ingress: x.egress for at_ns, x in lit if at_ns <= now_ns})
             first = self._due[0].at_ns if self._due else None
-            for lighting in (x for x in change.light if x.at_ns > now_ns):
+            for at_ns, lighting in ((at_ns, x) for at_ns, x in lit if at_ns > now_ns):
                 self._orders += 1
                 self._valid[lighting.ingress] = self._orders
-                due = _Due(lighting.at_ns, self._orders, lighting, now_ns, begun_ns)
+                due = _Due(at_ns, self._orders, lighting, now_ns, begun_ns)
                 heapq.heappush(self._due, due)
             if self._due and (first is None or self._due[0].at_ns < first):
                 self._wake.notify()

@@ -17,13 +17,14 @@ from random import Random
 from drivers.emulators.config import EmulatedSwitch, Face, Ready
 from drivers.emulators.faces import Session
 from drivers.emulators.faces.scpi import ScpiSession
-from drivers.emulators.faces.tl1 import Account, Tl1Session
+from drivers.emulators.faces.tl1 import Tl1Session
 from drivers.emulators.faults import Fates
 from drivers.emulators.light import open_light
-from drivers.emulators.model import SwitchModel
+from drivers.emulators.model import NS_PER_MS, SwitchModel
 from drivers.emulators.mover import Mover
 from drivers.emulators.servers import Server, SessionMaker
 from drivers.emulators.servers.keyfiles import read_secret
+from drivers.emulators.settings import Account
 from drivers.emulators.unit import Unit
 from drivers.errors import Misuse
 
@@ -41,13 +42,14 @@ async def serve(config: EmulatedSwitch, *, own_process: bool = False) -> AsyncIt
     async with AsyncExitStack() as stack:
         light = open_light(config.light)
         stack.callback(light.close)
-        mover = Mover(light)
+        # It has been up for long: no port waits for its link. So the mover and its hold come after.
+        boot = model.boot(time.monotonic_ns(), light.lit())
+        light.set({x.ingress: x.egress for x in boot.light})
+        mover = Mover(light, hold_ns=round(config.light.hold_ms * NS_PER_MS))
         stack.callback(mover.close)
         fates, answer_ms = Fates(config.faults), config.timing.answer_ms
         unit = Unit(model, mover, fates, answer_ms=answer_ms, die=_die)
-        now_ns = time.monotonic_ns()
-        boot = model.boot(now_ns, light.lit())
-        mover.carry_out(boot, now_ns)
+        stack.callback(unit.close)
         servers = []
         for face in config.faces:
             servers.append(await _serve_face(face, unit))
@@ -62,6 +64,7 @@ async def serve(config: EmulatedSwitch, *, own_process: bool = False) -> AsyncIt
 
 async def _serve_face(face: Face, unit: Unit) -> Server:
     """Start one face. Servers are imported when a face needs them: SSH alone takes 0.1 s."""
+    _admit(face, unit.model.settings.accounts)
     session = _session_maker(face, unit.model)
     match face.server:
         case "serial":
@@ -80,17 +83,27 @@ async def _serve_face(face: Face, unit: Unit) -> Server:
 
 def _session_maker(face: Face, model: SwitchModel) -> SessionMaker:
     if face.protocol == "scpi":
-        return lambda: ScpiSession(model)
-    account = None
-    if face.user is not None:
-        if face.password_file is None:
-            raise Misuse(f"face {face.protocol} on {face.server}: user needs password_file")
-        account = Account(face.user, read_secret(face.password_file))
+        return lambda user="": ScpiSession(model)
+    asks = face.user is not None
 
-    def session() -> Session:
-        return Tl1Session(model, account, logged_in=face.server == "ssh")
+    def session(user: str = "") -> Session:
+        return Tl1Session(model, asks=asks, user=user)
 
     return session
+
+
+def _admit(face: Face, accounts: dict[str, Account]) -> None:
+    """Let the face's user in, as an administrator."""
+    if face.user is None:
+        return
+    if face.password_file is None:
+        raise Misuse(f"face {face.protocol} on {face.server}: user needs password_file")
+    account = Account(face.user, read_secret(face.password_file))
+    if accounts.setdefault(face.user, account) != account:
+        raise Misuse(
+            f"face {face.protocol} on {face.server}: another face gives {face.user}"
+            " another password"
+        )
 
 
 def _die() -> None:

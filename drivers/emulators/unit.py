@@ -2,7 +2,8 @@
 
 Everything here runs on the event loop's thread, so commands are obeyed one after the other,
 whichever line they come in by. The order within a command is the unit's: light goes dark, the
-autonomous reports leave, then the reply.
+autonomous reports leave, then the reply. What the unit does by itself (a pulsed shutter) is done by
+a timer of the loop, and before any command that comes later.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Unit:
         self.model, self.mover, self.fates, self.die = model, mover, fates, die
         self.answer_s = answer_ms / 1e3
         self._dialogues: set[Dialogue] = set()
+        self._timer: asyncio.TimerHandle | None = None
 
     def connect(self, session: Session, line: Line) -> Dialogue:
         """Open a dialogue on `line`; the server feeds it what arrives."""
@@ -64,6 +66,22 @@ class Unit:
         for dialogue in self._dialogues:
             dialogue.tell(change, wall)
 
+    def catch_up(self) -> None:
+        """Carry out what the unit has due by now, and come back when more is."""
+        now_ns = time.monotonic_ns()
+        if (due_ns := self.model.due_ns) is not None and due_ns <= now_ns:
+            self.mover.carry_out(self.model.advance(now_ns), now_ns)
+        self.close()
+        if (due_ns := self.model.due_ns) is not None:
+            left_s = max(0, due_ns - time.monotonic_ns()) / 1e9
+            self._timer = asyncio.get_running_loop().call_later(left_s, self.catch_up)
+
+    def close(self) -> None:
+        """Do nothing by itself any more. Safe to call twice."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
 
 class Dialogue:
     """One client on one line."""
@@ -79,11 +97,13 @@ class Dialogue:
         for command in self._session.lines(data):
             if not command.strip():
                 continue
+            self._unit.catch_up()
             now_ns, wall = time.monotonic_ns(), datetime.now(UTC)
             answer = self._session.answer(command, now_ns, wall)
             for change in answer.changes:
                 self._unit.carry_out(change, now_ns, wall)
             self._reply(answer)
+            self._unit.catch_up()
 
     def tell(self, change: Change, wall: datetime) -> None:
         """Send the autonomous report of a change, where the protocol has one."""

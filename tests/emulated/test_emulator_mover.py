@@ -1,14 +1,20 @@
 """Light moves when it must: dark at once, lit after the drawn time, never by a plan overtaken."""
 
+import asyncio
 import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from random import Random
 
 import pytest
 
-from drivers.emulators.model import Change, Lighting
+from drivers.emulators.config import EmulatedSwitch, Faults
+from drivers.emulators.faces.tl1 import Tl1Session
+from drivers.emulators.faults import Fates
+from drivers.emulators.model import Change, Lighting, SwitchModel
 from drivers.emulators.mover import Mover
+from drivers.emulators.unit import Unit
 
 MS = 1_000_000
 LIMIT_S = 5.0
@@ -101,3 +107,61 @@ def test_light_that_cannot_be_moved_is_told_and_the_next_one_moves(
     lamp.broken = False
     move(mover, 2, 18, 1)
     assert lamp.lit.wait(LIMIT_S)
+
+
+def test_a_held_port_is_dark_for_packets_until_its_hold_is_over(lamp: Lamp):
+    mover = Mover(lamp, hold_ns=30 * MS)
+    try:
+        begun_ns = time.monotonic_ns()
+        move(mover, 1, 17, 5)
+        assert lamp.lit.wait(LIMIT_S)
+        assert lamp.told[-1][0] - begun_ns >= 35 * MS
+        move(mover, 2, 18, 0)  # its light is there at once, its port is not
+        assert [changes for _, changes in lamp.told] == [{1: None}, {1: 17}, {2: None}]
+    finally:
+        mover.close()
+
+
+def test_light_that_goes_during_the_hold_starts_it_again(lamp: Lamp):
+    mover = Mover(lamp, hold_ns=40 * MS)
+    try:
+        move(mover, 1, 17, 1)
+        time.sleep(0.02)  # half of the hold
+        again_ns = time.monotonic_ns()
+        move(mover, 1, 17, 1)
+        assert lamp.lit.wait(LIMIT_S)
+        assert lamp.told[-1][0] - again_ns >= 41 * MS
+        assert [changes for _, changes in lamp.told] == [{1: None}, {1: None}, {1: 17}]
+    finally:
+        mover.close()
+
+
+class Ear:
+    """A line on which nobody listens."""
+
+    byte_ns = 0
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_pulsed_shutter_flaps_the_light(lamp: Lamp, mover: Mover):
+    model = SwitchModel(EmulatedSwitch(name="agg0", ports=4, faces=()), Random(0))
+    model.boot(0, {1: 5, 2: 6})
+
+    async def pulse() -> None:
+        unit = Unit(model, mover, Fates(Faults()), die=lambda: None)
+        unit.connect(Tl1Session(model), Ear()).feed(
+            b"ENT-PORT-FLAP::1:1::30,20,3;OPR-PORT-FLAP::1:2:;"
+        )
+        for _ in range(3):
+            assert await asyncio.to_thread(lamp.lit.wait, LIMIT_S)
+            lamp.lit.clear()
+
+    asyncio.run(pulse())
+    assert [changes for _, changes in lamp.told] == [{1: None}, {1: 5}] * 3
+    at_ms = [(at_ns - lamp.told[0][0]) / MS for at_ns, _ in lamp.told]
+    assert at_ms == pytest.approx([0, 30, 50, 80, 100, 130], abs=10)

@@ -295,6 +295,39 @@ def test_tl1_over_tcp_asks_for_the_same_login(start, ssh):
         client.ask("RTRV-PATCH:::3:;", "M  3 COMPLD")
 
 
+def test_a_user_made_over_tcp_may_log_in_over_ssh_and_only_look(start, ssh, tmp_path):
+    tcp = msgspec.structs.replace(ssh, server="tcp", host_key_file=None)
+    unit = start(ssh, tcp)
+    with Wire(unit.ready.urls[1]) as client:
+        client.ask("ACT-USER::admin:1::correct horse;", "M  1 COMPLD")
+        client.ask("ENT-USER-SECU::bob:2::word,,view;", "M  2 COMPLD")
+    bob = msgspec.structs.replace(
+        unit.ready, urls=(unit.ready.urls[0].replace("admin@", "bob@"), unit.ready.urls[1])
+    )
+    with log_in(bob, tmp_path, "word") as client:
+        assert "M  c1 COMPLD" in shell_says(client, "RTRV-PATCH:::c1:;", ";\r\n>")
+        assert "Permission denied" in shell_says(client, "ENT-PATCH::1,5:c2:;", ";\r\n>")
+
+
+def test_two_faces_with_two_passwords_for_one_user_are_refused(ssh, tmp_path):
+    other = tmp_path / "other"
+    other.write_text("battery staple")
+    other.chmod(0o600)
+    tcp = msgspec.structs.replace(ssh, server="tcp", password_file=str(other))
+    with pytest.raises(AssertionError, match="another face gives admin another password"):
+        Started(EmulatedSwitch(name="agg0", faces=(ssh, tcp)), tmp_path)
+
+
+def test_a_pulse_shows_in_the_power_that_is_read(start):
+    unit = start(TCP_TL1, circuits=((1, 5),))
+    with Wire(unit.ready.urls[0]) as client:
+        client.ask("ENT-PORT-FLAP::1:1::60000,1,1;", ";\r\n>")
+        client.ask("OPR-PORT-FLAP::1:2:;", ";\r\n>")
+        deadline = time.monotonic() + LIMIT_S
+        while '"5:-60.00"' not in client.ask("RTRV-PORT-POWER::5:3:;", ";\r\n>"):
+            assert time.monotonic() < deadline
+
+
 # -- faults ----------------------------------------------------------------------------------------
 
 

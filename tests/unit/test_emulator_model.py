@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivers.emulators.config import EmulatedSwitch, Faults, Light, Optics, Timing
+from drivers.emulators.flap import Pattern
 from drivers.emulators.model import Change, PortState, SwitchModel
 from drivers.errors import Misuse
 
@@ -204,6 +205,8 @@ ACTS = st.lists(
         st.tuples(st.just("drop"), st.lists(st.integers(1, 4), max_size=3)),
         st.tuples(st.just("close"), st.lists(st.integers(1, 8), max_size=3)),
         st.tuples(st.just("open"), st.lists(st.integers(1, 8), max_size=3)),
+        st.tuples(st.just("flap"), st.lists(st.integers(1, 8), max_size=3)),
+        st.tuples(st.just("calm"), st.lists(st.integers(1, 8), max_size=3)),
         st.tuples(st.just("restart"), st.just([])),
     ),
     max_size=20,
@@ -213,8 +216,10 @@ ACTS = st.lists(
 @given(ACTS, st.booleans())
 def test_the_map_stays_one_to_one_and_the_light_follows_it(acts, hitless):
     model = switch(faults=Faults(failed_ports=(3,), swapped=((5, 8),)), only_is_hitless=hitless)
+    model.flaps.set_pattern(model.ports, Pattern(off_ms=5, on_ms=8, cycles=2))
     changes = [model.boot(0)]
-    for now_ns, (verb, items) in enumerate(acts, start=1):
+    for now_ns, (verb, items) in zip(range(3 * MS, 99 * MS, 3 * MS), acts, strict=False):
+        changes.append(model.advance(now_ns))
         changes.append(
             {
                 "add": model.connect,
@@ -222,12 +227,15 @@ def test_the_map_stays_one_to_one_and_the_light_follows_it(acts, hitless):
                 "drop": model.disconnect,
                 "close": lambda x, t: model.set_enabled(x, t, enabled=False),
                 "open": lambda x, t: model.set_enabled(x, t, enabled=True),
+                "flap": model.start_flaps,
+                "calm": model.stop_flaps,
                 "restart": lambda _, t: model.restart(t),
             }[verb](items, now_ns)
         )
         circuits = model.circuits()
         assert len({b for _, b in circuits}) == len({a for a, _ in circuits}) == len(circuits)
         assert all(model.peer(a) == b and model.peer(b) == a for a, b in circuits)
+    changes.append(model.stop_flaps(model.ports, 99 * MS))
     passing = {
         a: {5: 8, 8: 5}.get(b, b)
         for a, b in model.circuits()

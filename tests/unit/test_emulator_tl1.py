@@ -1,41 +1,15 @@
 """The unit's TL1, as a dialogue: frames, ctags, port lists, denials, reports."""
 
 import re
-from datetime import UTC, datetime
-from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tl1_client import MIN, WALL, Client
 
-from drivers.emulators.config import EmulatedSwitch, Faults
-from drivers.emulators.faces.tl1 import Account, Tl1Session
-from drivers.emulators.model import SwitchModel
-
-WALL = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-MIN = 60 * 10**9
-
-
-class Client:
-    """Types commands at a unit; returns the completion word and the body's lines."""
-
-    def __init__(
-        self, account: Account | None = None, *, logged_in: bool = False, **config: object
-    ) -> None:
-        settings = {"name": "agg0", "ports": 4, "faces": (), **config}
-        self.model = SwitchModel(EmulatedSwitch(**settings), Random(0))
-        self.model.boot(0)
-        self.session = Tl1Session(self.model, account, logged_in=logged_in)
-
-    def raw(self, text: str, now_ns: int = 0) -> str:
-        (line,) = self.session.lines(text.encode())
-        return self.session.answer(line, now_ns, WALL).reply.decode()
-
-    def __call__(self, text: str, now_ns: int = 0) -> tuple[str, list[str]]:
-        reply = self.raw(text, now_ns)
-        head = re.search(r"\r\nM  (\S+) (\w+)\r\n", reply)
-        body = reply[head.end() : reply.rindex(";")]
-        return head[2], [line.strip().strip('"') for line in body.split("\r\n") if line]
+from drivers.emulators.config import Faults
+from drivers.emulators.faces.tl1 import Tl1Session
+from drivers.emulators.settings import Account
 
 
 def test_the_reply_frame_is_the_units():
@@ -129,7 +103,9 @@ def test_a_busy_port_is_moved():
         ("RTRV-HDR:::1::extra;", "IPNV", "Unexpected parameter extra in block 1"),
         ("SET-SID:::1:;", "IPMS", "Too few parameters (0/1) in block 1"),
         ("ED-EQPT::TIMEOUT:1:::ADMIN=61;", "SSTP", "out of range"),
-        ("ED-EQPT::BOOT:1:::MODE=LIGHT;", "IPNV", "Parameter not valid: LIGHT"),
+        ("ED-EQPT::TIMEOUT:1:::USER=-2;", "IPNV", "Parameter not valid: -2"),
+        ("ED-EQPT::BOOT:1:::MODE=LIGHT;", "IDNV", "Invalid value LIGHT"),
+        ("INIT-SYS::SYSTEM:1::2;", "IDNV", "Invalid value 2"),
         ("ED-PORT-LABEL::1&2:1:::LABEL=a;", "IPNV", "1 labels, 2 ports"),
     ],
 )
@@ -168,10 +144,17 @@ def test_boot_mode_and_restart():
     unit = Client(circuits=((1, 5),))
     assert unit("RTRV-EQPT::BOOT:1:::PARAMETER=MODE;")[1] == ["BOOT:MODE=RESTORE"]
     unit("ED-EQPT::BOOT:1:::MODE=DARK;")
-    assert unit("INIT-SYS::SYSTEM:1::1;")[0] == "COMPLD"
+    unit("OPR-PORT-SHUTTER::2:1:;")
+    assert unit("INIT-SYS::SYSTEM:1::0;")[0] == "COMPLD"
     assert unit("RTRV-PATCH:::1:;")[1] == ["1,5"]
-    assert unit("INIT-SYS::SYSTEM:1::10;")[0] == "COMPLD"
+    assert unit("RTRV-PORT-SHUTTER::2:1:;")[1] == ["2:CLOSED"]
+    assert unit("INIT-SYS::SYSTEM:1::1;")[0] == "COMPLD"
     assert unit("RTRV-PATCH:::1:;")[1] == []
+    assert unit("RTRV-PORT-SHUTTER::2:1:;")[1] == ["2:OPEN"]
+    unit("ED-EQPT::BOOT:1:::MODE=RESTORE;")
+    unit("ENT-PATCH::1,6:1:;")
+    assert unit("INIT-SYS::SYSTEM:1::10;")[0] == "COMPLD"
+    assert unit("RTRV-PATCH:::1:;")[1] == ["1,6"]
 
 
 def test_shutters_open_and_close():
@@ -201,7 +184,11 @@ def test_power_and_monitors():
 def test_alarms_name_failed_ports():
     unit = Client(faults=Faults(failed_ports=(6,)))
     assert unit("RTRV-ALM-ALL:::1:;")[1] == ["6,EQPT:MJ,PORTFAIL,SA"]
-    assert unit("RTRV-ALM-EQPT::ALL:1::cr,,sa;")[0] == "COMPLD"
+    assert unit("RTRV-ALM-EQPT::ALL:1::cr,,sa;") == ("COMPLD", [])
+    assert unit("RTRV-ALM-EQPT::ALL:1::mj,,sa;")[1] == ["6,EQPT:MJ,PORTFAIL,SA"]
+    assert unit("RTRV-ALM-EQPT::1&&5:1:;") == ("COMPLD", [])
+    assert unit("INIT-SYS::ALARM:1::1;") == ("COMPLD", [])
+    assert unit("RTRV-ALM-EQPT::6:1:;")[1] == ["6,EQPT:MJ,PORTFAIL,SA"]  # it stands
     assert unit("RTRV-ALM-ENV:::1:;") == ("COMPLD", [])
 
 
@@ -219,7 +206,7 @@ def test_changes_are_reported_to_other_sessions_unless_inhibited():
     )
     assert b"A  2 REPT" in watcher.report(change, WALL)
     unit("OPR-ARC-EQPT::REPMGR:1::IND;")
-    assert unit("RTRV-ARC-EQPT::REPMGR:1:;")[1] == ["REPMGR:IND"]
+    assert unit("RTRV-ARC-EQPT::REPMGR:1:;")[1] == ["REPMGR:IND,,"]
     assert watcher.report(change, WALL) == b""
     unit("RLS-ARC-EQPT::REPMGR:1:;")
     assert watcher.report(change, WALL) != b""

@@ -7,43 +7,44 @@ unasked, to every logged-in session, unless reports are inhibited, and lands bef
 
 from __future__ import annotations
 
-import hmac
-from dataclasses import dataclass
 from datetime import datetime
 
 from drivers.emulators.faces import Answer
-from drivers.emulators.faces.tl1_commands import COMMANDS, Outcome, Request
-from drivers.emulators.faces.tl1_grammar import Command, Denied, ctag_of, parse, parse_error
+from drivers.emulators.faces.tl1_commands import COMMANDS
+from drivers.emulators.faces.tl1_grammar import (
+    Command,
+    Denied,
+    ctag_of,
+    parse,
+    parse_error,
+    unquoted,
+)
+from drivers.emulators.faces.tl1_rules import Outcome, Request
 from drivers.emulators.model import Change, SwitchModel
+from drivers.emulators.settings import Account, Role
 
 NS_PER_MIN = 60_000_000_000
 LINE_MAX = 65_536
 PROMPT = b">"
 
 
-@dataclass(frozen=True)
-class Account:
-    """Who may log in."""
-
-    user: str
-    password: str
+ANYBODY = Account("", "")
+"""Who sends commands where nobody has to log in."""
 
 
 class Tl1Session:
     """One client's dialogue.
 
-    With an `account` the session must log in first; `logged_in` tells that the server has already
-    seen the password (SSH). Without an account nothing is asked and any login is welcome.
+    Where it `asks`, a user of the unit's accounts must log in first; `user` is who the server has
+    already let in (SSH). Otherwise nothing is asked and any login is welcome.
     """
 
     greeting = PROMPT
     ends = b";"
 
-    def __init__(
-        self, model: SwitchModel, account: Account | None = None, *, logged_in: bool = False
-    ) -> None:
-        self._model, self._account = model, account
-        self._logged_in = logged_in or account is None
+    def __init__(self, model: SwitchModel, *, asks: bool = False, user: str = "") -> None:
+        self._model, self._asks, self._user = model, asks, user
+        self._starts = model.starts
         self._buffer = b""
         self._last_ns: int | None = None
         self._atag = 0
@@ -57,6 +58,7 @@ class Tl1Session:
 
     def answer(self, line: bytes, now_ns: int, wall: datetime) -> Answer:
         """Obey one command."""
+        wall += self._model.settings.clock_ahead
         text = line.decode("ascii", "replace").strip()
         changes: tuple[Change, ...] = ()
         is_query = text.upper().startswith("RTRV-")
@@ -80,8 +82,9 @@ class Tl1Session:
     def report(self, change: Change, wall: datetime) -> bytes:
         """Return the autonomous message for a change of the map; empty where none is due."""
         inhibited = self._model.settings.reports_inhibited
-        if inhibited or not self._logged_in or not (change.made or change.dropped):
+        if inhibited or self._sender() is None or not (change.made or change.dropped):
             return b""
+        wall += self._model.settings.clock_ahead
         self._atag += 1
         body = [f'"{a},{b}:DISCONNECTED"' for a, b in change.dropped]
         body += [f'"{a},{b}:CONNECTED"' for a, b in change.made]
@@ -97,33 +100,52 @@ class Tl1Session:
         rule = COMMANDS.get(command.verb)
         if rule is None and command.verb != "CANC-USER":
             raise parse_error(0)
-        if not self._logged_in:
+        sender = self._sender()
+        if sender is None:
             raise Denied("PLNA", "Not logged in")
         if rule is None:
-            self._logged_in = self._account is None
-            return Outcome()
-        rule.check(command)
-        return rule.act(Request(self._model, command, now_ns, wall))
+            return self._log_out(command)
+        rule.check(command, sender.role)
+        return rule.act(Request(self._model, command, now_ns, wall, sender))
+
+    def _sender(self) -> Account | None:
+        """Return who is logged in, unless the account is gone or the unit has restarted."""
+        if not self._asks:
+            return ANYBODY
+        known = self._model.settings.accounts.get(self._user)
+        return known if self._starts == self._model.starts else None
 
     def _expire(self, now_ns: int) -> None:
         """Log an idle session out; only where somebody had to log in."""
-        limit_ns = self._model.settings.timeout_min["ADMIN"] * NS_PER_MIN
+        sender = self._sender()
+        role = Role.ADMIN if sender is None or sender.role is Role.ADMIN else Role.USER
+        limit_ns = self._model.settings.timeout_min[role] * NS_PER_MIN
         idle_ns = 0 if self._last_ns is None else now_ns - self._last_ns
-        if self._account is not None and limit_ns and idle_ns > limit_ns:
-            self._logged_in = False
+        if limit_ns and idle_ns > limit_ns:
+            self._user = ""
         self._last_ns = now_ns
 
     def _log_in(self, command: Command) -> Outcome:
-        if len(command.positional) < 1:
+        if not self._asks:
+            return Outcome()
+        if self._sender() is not None:
+            raise Denied("PICC", "Already logged in")
+        if not command.aid:
+            raise Denied("IIAC", "Too few parameters (0/1)")
+        account = self._model.settings.accounts.get(unquoted(command.aid))
+        password = command.positional[0] if command.positional else ""
+        if not password and (account is None or account.password):
             raise Denied("IPMS", "Too few parameters (0/1) in block 1")
-        if self._account is not None:
-            if self._logged_in:
-                raise Denied("PICC", "Already logged in")
-            given = f"{command.aid}\n{command.positional[0]}".encode()
-            right = f"{self._account.user}\n{self._account.password}".encode()
-            if not hmac.compare_digest(given, right):
-                raise Denied("PICC", "Invalid user or password")
-        self._logged_in = True
+        if account is None or not account.opens_with(password):
+            raise Denied("PICC", "Invalid user or password")
+        self._user, self._starts = account.user, self._model.starts
+        return Outcome()
+
+    def _log_out(self, command: Command) -> Outcome:
+        """Log out; nobody may log out another."""
+        if self._asks and unquoted(command.aid) not in {"", self._user}:
+            raise Denied("PICC", "Permission denied")
+        self._user = ""
         return Outcome()
 
     def _frame(self, head: str, body: list[str], wall: datetime) -> bytes:

@@ -1,77 +1,24 @@
 """What each TL1 command of the unit does: a table of verbs, their parameters and their acts.
 
-Pure: a `Request` in, an `Outcome` (rows, or a `Change`) out, or `Denied`. Left out are commands
-that nobody who switches light needs: user accounts, attenuation, the pulsed shutter, the clock.
+Pure: a `Request` in, an `Outcome` (rows, or a `Change`) out, or `Denied`. Light levels and pulses
+are in `tl1_optics`, accounts in `tl1_users`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
-from drivers.emulators.faces.tl1_grammar import Command, Denied, fields, ports, unquoted
-from drivers.emulators.model import Change, PortState, SwitchModel
+from drivers.emulators.faces.tl1_grammar import Denied, fields, ports, unquoted
+from drivers.emulators.faces.tl1_optics import OPTICS
+from drivers.emulators.faces.tl1_rules import Outcome, Request, Rule, whole
+from drivers.emulators.faces.tl1_users import USERS
+from drivers.emulators.model import PortState, SwitchModel
 
 TIMEOUT_MAX_MIN = 60
 BOOT_MODES = ("DARK", "RESTORE")
-
-
-@dataclass(frozen=True)
-class Request:
-    """A command with what it acts on."""
-
-    model: SwitchModel
-    command: Command
-    now_ns: int
-    wall: datetime
-
-    def ports(self, allowed: range) -> list[int]:
-        """Read the AID as ports; ``ALL`` or empty means every allowed port."""
-        aid = self.command.aid
-        return list(allowed) if aid.upper() in {"", "ALL"} else ports(aid, allowed)
-
-    @property
-    def ingress(self) -> range:
-        """Ingress port numbers."""
-        return range(1, self.model.n + 1)
-
-    @property
-    def egress(self) -> range:
-        """Egress port numbers."""
-        return range(self.model.n + 1, 2 * self.model.n + 1)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a command came to. `refused` says why part of it (`partly`) or all was not done."""
-
-    rows: tuple[str, ...] = ()
-    change: Change | None = None
-    refused: str = ""
-    partly: bool = False
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A verb: its act, how many parameters block 1 takes, and the names block 2 may hold."""
-
-    act: Callable[[Request], Outcome]
-    least: int = 0
-    most: int = 0
-    names: frozenset[str] = frozenset()
-
-    def check(self, command: Command) -> None:
-        """Raise `Denied` IPMS or IPNV where the parameters do not fit."""
-        given = len(command.positional)
-        if given < self.least:
-            raise Denied("IPMS", f"Too few parameters ({given}/{self.least}) in block 1")
-        if given > self.most:
-            extra = command.positional[self.most]
-            raise Denied("IPNV", f"Unexpected parameter {extra} in block 1")
-        for name in command.named:
-            if name not in self.names:
-                raise Denied("IPNV", f"Unexpected parameter {name} in block 2")
+LEVELS = {"SYSTEM": ("0", "1", "10"), "ALARM": ("1", "2", "3")}
+LAST_YEAR = 2037
+"""Its clock counts seconds since 1970 in 32 bits."""
 
 
 def _enter_patch(request: Request) -> Outcome:
@@ -144,22 +91,6 @@ def _delete_labels(request: Request) -> Outcome:
     return Outcome()
 
 
-def _metered(request: Request) -> list[int]:
-    if not request.model.has_monitors:
-        raise Denied("IIAC", "No power monitors")
-    return request.ports(request.model.ports)
-
-
-def _power(request: Request) -> Outcome:
-    asked, model = _metered(request), request.model
-    return Outcome(tuple(f"{p}:{model.power_dbm(p, request.now_ns):.2f}" for p in asked))
-
-
-def _meters(request: Request) -> Outcome:
-    averaging = request.model.averaging
-    return Outcome(tuple(f"{port}:1550.0,0.00,{averaging}" for port in _metered(request)))
-
-
 def _header(_request: Request) -> Outcome:
     return Outcome()
 
@@ -211,12 +142,10 @@ def _edit_equipment(request: Request) -> Outcome:
         raise Denied("IPMS", "Too few parameters (0/1) in block 2")
     for name, value in named.items():
         if aid == "TIMEOUT" and name in settings.timeout_min:
-            if not value.isdecimal() or int(value) > TIMEOUT_MAX_MIN:
-                raise Denied("SSTP", f"Value out of range: {value}")
-            settings.timeout_min[name] = int(value)
+            settings.timeout_min[name] = whole(value, 0, TIMEOUT_MAX_MIN)
         elif aid == "BOOT" and name == "MODE":
             if value.upper() not in BOOT_MODES:
-                raise Denied("IPNV", f"Parameter not valid: {value}")
+                raise Denied("IDNV", f"Invalid value {value}")
             settings.boot_mode = value.upper()
         elif aid in {"TIMEOUT", "BOOT"}:
             raise Denied("IPNV", f"Unexpected parameter {name} in block 2")
@@ -226,14 +155,19 @@ def _edit_equipment(request: Request) -> Outcome:
 
 
 def _restart(request: Request) -> Outcome:
-    """Obey INIT-SYS: forget alarms, or restart (level 10) as the boot mode says."""
+    """Obey INIT-SYS: start afresh as the boot mode says, or clear alarms.
+
+    Level 0 leaves the light alone, 1 starts the switching afresh, 10 the whole unit with it, so
+    that everybody must log in again. A fault that is still there keeps its alarm.
+    """
     aid, level = request.command.aid.upper(), request.command.positional[0]
-    if aid not in {"SYSTEM", "ALARM"}:
+    if aid not in LEVELS:
         raise Denied("IIAC", f"Bad AID: {request.command.aid}")
-    if level not in {"0", "1", "10"}:
-        raise Denied("IPNV", f"Parameter not valid: {level}")
-    if (aid, level) != ("SYSTEM", "10"):
+    if level not in LEVELS[aid]:
+        raise Denied("IDNV", f"Invalid value {level}")
+    if aid != "SYSTEM" or level == "0":
         return Outcome()
+    request.model.starts += level == "10"
     return Outcome(change=request.model.restart(request.now_ns))
 
 
@@ -246,13 +180,18 @@ def _reports(request: Request, *, inhibited: bool) -> Outcome:
 
 def _reports_inhibited(request: Request) -> Outcome:
     inhibited = request.model.settings.reports_inhibited
-    return Outcome((f"REPMGR:{'IND' if inhibited else 'NALM'}",))
+    return Outcome((f"REPMGR:{'IND' if inhibited else 'NALM'},,",))
 
 
 def _alarms(request: Request) -> Outcome:
-    model = request.model
-    failed = [port for port in model.ports if model.state(port) is PortState.FAILED]
-    return Outcome(tuple(f"{port},EQPT:MJ,PORTFAIL,SA" for port in failed))
+    """Answer failed ports; block 1 asks for a severity, a condition and an effect on service."""
+    asked = request.ports(request.model.ports)
+    failed = [port for port in asked if request.model.state(port) is PortState.FAILED]
+    alarm = ("MJ", "PORTFAIL", "SA")
+    wanted = (word.upper() for word in request.command.positional)
+    if any(word and word != said for word, said in zip(wanted, alarm, strict=False)):
+        return Outcome()
+    return Outcome(tuple(f"{port},EQPT:{','.join(alarm)}" for port in failed))
 
 
 def _set_sid(request: Request) -> Outcome:
@@ -264,13 +203,30 @@ def _clock(request: Request) -> Outcome:
     return Outcome((f"{request.wall:%y-%m-%d,%H-%M-%S}",))
 
 
+def _set_clock(request: Request) -> Outcome:
+    """Set the date, and the time of day where it is given."""
+    date, *time = request.command.positional
+    numbers = f"{date}-{time[0] if time else f'{request.wall:%H-%M-%S}'}".split("-")
+    if len(numbers) != 6 or not all(n.isascii() and n.isdecimal() for n in numbers):
+        raise Denied("IPNV", "Parameter not valid")
+    year, month, day, hour, minute, second = map(int, numbers)
+    if 2000 + year > LAST_YEAR:
+        raise Denied("SSTP", f"Value out of range: {date}")
+    try:
+        wanted = datetime(2000 + year, month, day, hour, minute, second, tzinfo=UTC)
+    except ValueError as error:
+        raise Denied("IDNV", "Bad parameter value") from error
+    request.model.settings.clock_ahead += wanted - request.wall.replace(microsecond=0)
+    return Outcome()
+
+
 _PARAMETER = frozenset({"PARAMETER"})
 COMMANDS: dict[str, Rule] = {
     "RTRV-HDR": Rule(_header),
     "RTRV-NETYPE": Rule(_ne_type),
     "RTRV-INV": Rule(_inventory),
     "RTRV-EQPT": Rule(_equipment, names=_PARAMETER),
-    "ED-EQPT": Rule(_edit_equipment, names=frozenset({"ADMIN", "USER", "MODE"})),
+    "ED-EQPT": Rule(_edit_equipment, names=frozenset({"ADMIN", "USER", "MODE"}), admin=True),
     "ENT-PATCH": Rule(_enter_patch),
     "DLT-PATCH": Rule(_delete_patch),
     "RTRV-PATCH": Rule(_patches),
@@ -280,15 +236,16 @@ COMMANDS: dict[str, Rule] = {
     "ED-PORT-LABEL": Rule(_edit_labels, names=frozenset({"LABEL"})),
     "RTRV-PORT-LABEL": Rule(_labels),
     "DLT-PORT-LABEL": Rule(_delete_labels),
-    "RTRV-PORT-POWER": Rule(_power),
-    "RTRV-PORT-PMON": Rule(_meters),
-    "INIT-SYS": Rule(_restart, least=1, most=1),
+    "INIT-SYS": Rule(_restart, least=1, most=1, admin=True),
     "OPR-ARC-EQPT": Rule(lambda r: _reports(r, inhibited=True), most=1),
     "RLS-ARC-EQPT": Rule(lambda r: _reports(r, inhibited=False), most=1),
     "RTRV-ARC-EQPT": Rule(_reports_inhibited),
     "RTRV-ALM-ALL": Rule(_alarms, most=3),
     "RTRV-ALM-EQPT": Rule(_alarms, most=3),
     "RTRV-ALM-ENV": Rule(_header, most=3),
-    "SET-SID": Rule(_set_sid, least=1, most=1),
+    "SET-SID": Rule(_set_sid, least=1, most=1, admin=True),
+    "ED-DAT": Rule(_set_clock, least=1, most=2, admin=True),
     "RTRV-TOD": Rule(_clock),
+    **OPTICS,
+    **USERS,
 }

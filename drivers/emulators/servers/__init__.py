@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from drivers.emulators.faces import Session
 
-SessionMaker = Callable[[], Session]
-"""Makes the dialogue of one new client."""
+
+class SessionMaker(Protocol):
+    """Makes the dialogue of one new client; `user` is who the server has let in by password."""
+
+    def __call__(self, user: str = "") -> Session:
+        """Return a new dialogue."""
 
 
 @dataclass(frozen=True)

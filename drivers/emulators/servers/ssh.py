@@ -6,14 +6,14 @@ is no echo and no line editing: bytes go to the unit as they come. Exec and subs
 
 from __future__ import annotations
 
-import hmac
+from functools import partial
 from pathlib import Path
 
 import asyncssh
 
 from drivers.emulators.config import Face
 from drivers.emulators.servers import Address, SessionMaker
-from drivers.emulators.servers.keyfiles import read_secret, write_secret
+from drivers.emulators.servers.keyfiles import write_secret
 from drivers.emulators.unit import Dialogue, Unit
 from drivers.errors import Misuse
 
@@ -44,15 +44,13 @@ class _Login(asyncssh.SSHServer):
 
     def __init__(
         self,
-        user: str,
-        password: str,
         unit: Unit,
         session: SessionMaker,
         clients: set[asyncssh.SSHServerConnection],
     ) -> None:
-        self._user, self._password = user, password
         self._unit, self._make_session, self._clients = unit, session, clients
         self._connection: asyncssh.SSHServerConnection
+        self._user = ""
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._connection = conn
@@ -65,11 +63,12 @@ class _Login(asyncssh.SSHServer):
         return True
 
     def validate_password(self, username: str, password: str) -> bool:
-        given, right = f"{username}\n{password}", f"{self._user}\n{self._password}"
-        return hmac.compare_digest(given.encode(), right.encode())
+        account = self._unit.model.settings.accounts.get(username)
+        self._user = username
+        return account is not None and account.opens_with(password)
 
     def session_requested(self) -> asyncssh.SSHServerSession[bytes]:
-        return _Shell(self._unit, self._make_session)
+        return _Shell(self._unit, partial(self._make_session, self._user))
 
 
 class _Shell(asyncssh.SSHServerSession[bytes]):
@@ -117,11 +116,10 @@ async def serve_ssh(face: Face, unit: Unit, session: SessionMaker) -> SshServer:
     """Listen on the face's host and port (0: a free one); raise `OSError` when it is taken."""
     if face.user is None or face.password_file is None:
         raise Misuse("an ssh face needs user and password_file")
-    user, password = face.user, read_secret(face.password_file)
     key = _host_key(face.host_key_file)
     clients: set[asyncssh.SSHServerConnection] = set()
     acceptor = await asyncssh.create_server(
-        lambda: _Login(user, password, unit, session, clients),
+        lambda: _Login(unit, session, clients),
         face.host,
         face.port,
         server_host_keys=[key],
@@ -133,7 +131,7 @@ async def serve_ssh(face: Face, unit: Unit, session: SessionMaker) -> SshServer:
     port = acceptor.get_port()
     public = key.export_public_key().decode().split()
     known = f"[{face.host}]:{port} {public[0]} {public[1]}"
-    return SshServer(acceptor, clients, Address(f"ssh://{user}@{face.host}:{port}", known))
+    return SshServer(acceptor, clients, Address(f"ssh://{face.user}@{face.host}:{port}", known))
 
 
 def _host_key(path: str | None) -> asyncssh.SSHKey:
