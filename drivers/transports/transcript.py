@@ -3,12 +3,14 @@
 One line for each chunk: the monotonic time in ns, ``>`` (sent) or ``<`` (received), and the bytes
 with control characters escaped. The file is written line by line, so it is whole after a crash.
 Known secrets are masked by value, wherever they stand and however they are cut into chunks.
+A disk that is full costs lines, never an exchange: a switch can still be put back.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from drivers.base import Transport
@@ -51,7 +53,8 @@ class Transcript:
                 if rest := mask.rest():
                     self._write(direction, rest)
             self._write("#", b"close")
-            self._file.close()
+            with suppress(OSError):  # what could not be written is tried once more here
+                self._file.close()
 
     def _note(self, direction: str, data: bytes) -> None:
         if shown := self._mask[direction].feed(data):
@@ -60,7 +63,8 @@ class Transcript:
     def _write(self, direction: str, data: bytes) -> None:
         if not self._file.closed:
             shown = data.decode("latin-1").encode("unicode_escape").decode("ascii")
-            self._file.write(f"{time.monotonic_ns()} {direction} {shown}\n")
+            with suppress(OSError):
+                self._file.write(f"{time.monotonic_ns()} {direction} {shown}\n")
 
 
 class Masking:

@@ -13,6 +13,7 @@ from importlib import import_module
 import click
 
 from harness.cli import failures
+from harness.cli.output import fill_closed_streams
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("harness.cli.run:run", "Run a scenario on a bench."),
@@ -57,7 +58,7 @@ class Commands(click.Group):
 )
 @click.version_option(package_name="orchestrl-harness", message="%(prog)s %(version)s")
 def cli() -> None:
-    r"""Time real optical reconfigurations under real collective traffic.
+    """Time real optical reconfigurations under real collective traffic.
 
     \b
     harness run scenarios/quickstart.toml      emulated bench, under a minute
@@ -67,6 +68,7 @@ def cli() -> None:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; `args` default to the process's own."""
+    fill_closed_streams()
     try:
         outcome = cli.main(args=args, prog_name="harness", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:

@@ -171,7 +171,7 @@ PROBES: tuple[Callable[[], Finding], ...] = (
 @click.command()
 @json_option
 def doctor(as_json: bool) -> int:
-    r"""Tell what this machine can do for a bench, by trying; ends with 3 where it can run none.
+    """Tell what this machine can do for a bench, by trying; ends with 3 where it can run none.
 
     \b
     harness doctor

@@ -36,7 +36,7 @@ USER = "admin"
 
 @click.group()
 def emulate() -> None:
-    r"""Start an emulated switch to play with.
+    """Start an emulated switch to play with.
 
     \b
     harness emulate polatis --ports 16 --face scpi-serial --face tl1-ssh
@@ -80,7 +80,7 @@ def polatis(
     folder: Path | None,
     as_json: bool,
 ) -> None:
-    r"""Emulate a Polatis N x N unit until Ctrl-C: ingress ports 1..N, egress ports N+1..2N.
+    """Emulate a Polatis N x N unit until Ctrl-C: ingress ports 1..N, egress ports N+1..2N.
 
     Prints the address of every face, and commands to paste into another terminal.
 

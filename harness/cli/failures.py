@@ -6,6 +6,7 @@ bug of ours: it keeps its traceback and says so.
 
 from __future__ import annotations
 
+import errno
 import traceback
 from collections.abc import Iterator
 
@@ -27,6 +28,14 @@ WORST_FIRST = (
 )
 """Which code wins when several things failed at once. A switch left changed outranks all."""
 
+MACHINE = frozenset(
+    {
+        errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM,
+        errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN,
+    }
+)  # fmt: skip
+"""Errors of the operating system that say what this machine lacks, not what we did wrong."""
+
 
 def exit_code(error: BaseException) -> ExitCode:
     """Return the exit code that one error (not a group) stands for."""
@@ -36,6 +45,8 @@ def exit_code(error: BaseException) -> ExitCode:
         case Misuse() | click.UsageError() | click.FileError() | click.BadParameter():
             return ExitCode.USAGE
         case DeviceFault():
+            return ExitCode.INFRASTRUCTURE
+        case OSError(errno=number) if number in MACHINE:
             return ExitCode.INFRASTRUCTURE
         case KeyboardInterrupt() | click.Abort():
             return ExitCode.INTERRUPTED
@@ -77,6 +88,9 @@ def _tell_one(error: BaseException) -> None:
         )
     elif isinstance(error, KeyboardInterrupt | click.Abort):
         click.echo("harness: interrupted", err=True)
+    elif isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"harness: {where}{error.strerror}", err=True)
     else:
         lines = [str(error) or type(error).__name__, *getattr(error, "__notes__", ())]
         click.echo("\n".join(f"harness: {line}" for line in lines), err=True)

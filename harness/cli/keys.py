@@ -13,7 +13,7 @@ from harness.wire.keys import COORDINATOR, make_folder
 
 @click.group()
 def keys() -> None:
-    r"""Make the keys of coordinator and agents.
+    """Make the keys of coordinator and agents.
 
     \b
     harness keys make keys --agents n0,n1,n2,n3
@@ -25,7 +25,7 @@ def keys() -> None:
 @click.option("--agents", required=True, help="Names of the agents, separated by commas.")
 @json_option
 def make(folder: Path, agents: str, as_json: bool) -> None:
-    r"""Make the coordinator's key pair and one for each agent in FOLDER.
+    """Make the coordinator's key pair and one for each agent in FOLDER.
 
     NAME.key is secret (mode 0600) and stays with NAME; NAME.pub is not. Nothing is overwritten.
 

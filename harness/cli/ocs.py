@@ -120,7 +120,7 @@ CIRCUITS = click.argument("circuits", nargs=-1, required=True, type=CircuitType(
 
 @click.group()
 def ocs() -> None:
-    r"""Read and change an optical circuit switch.
+    """Read and change an optical circuit switch.
 
     \b
     harness ocs show agg0 --bench my-lab.toml
@@ -135,7 +135,7 @@ def ocs() -> None:
 @click.option("--map", "as_map", is_flag=True, help="Print our circuits as a map file for apply.")
 @json_option
 def show_switch(switch: str, bench: Path, as_map: bool, as_json: bool) -> None:
-    r"""Show who SWITCH is, its circuits and its light; nothing is changed.
+    """Show who SWITCH is, its circuits and its light; nothing is changed.
 
     \b
     harness ocs show agg0 --bench my-lab.toml
@@ -192,7 +192,7 @@ def light(powers: dict[int, float], egress: int) -> str:
 @dry_run_option
 @json_option
 def apply_map(switch: str, map_file: Path, bench: Path, dry_run: bool, as_json: bool) -> None:
-    r"""Make MAP the whole map of our ports of SWITCH; only the difference is sent, then read back.
+    """Make MAP the whole map of our ports of SWITCH; only the difference is sent, then read back.
 
     A map file is TOML: [circuits] with one line "1" = 17 for each circuit.
 
@@ -212,7 +212,7 @@ def apply_map(switch: str, map_file: Path, bench: Path, dry_run: bool, as_json: 
 def connect(
     switch: str, circuits: tuple[Circuit, ...], bench: Path, dry_run: bool, as_json: bool
 ) -> None:
-    r"""Make CIRCUITS on SWITCH; all others stay, and a busy port is refused.
+    """Make CIRCUITS on SWITCH; all others stay, and a busy port is refused.
 
     \b
     harness ocs connect agg0 1:17 2:18 --bench my-lab.toml
@@ -240,7 +240,7 @@ def shares_port(held: Circuit, circuits: tuple[Circuit, ...]) -> bool:
 def disconnect(
     switch: str, circuits: tuple[Circuit, ...], bench: Path, dry_run: bool, as_json: bool
 ) -> None:
-    r"""Drop CIRCUITS on SWITCH; all others stay.
+    """Drop CIRCUITS on SWITCH; all others stay.
 
     \b
     harness ocs disconnect agg0 1:17 --bench my-lab.toml
@@ -260,7 +260,7 @@ def disconnect(
 @click.argument("map_file", type=FILE, metavar="MAP")
 @json_option
 def verify(switch: str, map_file: Path, bench: Path, as_json: bool) -> int:
-    r"""Compare our part of the map of SWITCH with MAP, and look for light; ends with 1 if not so.
+    """Compare our part of the map of SWITCH with MAP, and look for light; ends with 1 if not so.
 
     \b
     harness ocs verify agg0 map.toml --bench my-lab.toml

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -30,3 +33,26 @@ def show(value: object, text: str, *, as_json: bool) -> None:
         print_json(value)
     else:
         click.echo(text)
+
+
+@contextmanager
+def best_effort() -> Iterator[None]:
+    """Print what is kept elsewhere, too: an output that is gone or full changes no exit code."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError:
+        # What is still in the buffer has to go somewhere, or the interpreter ends with 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def fill_closed_streams() -> None:
+    """Put the null device where a standard stream is closed, before a file gets its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")

@@ -19,7 +19,7 @@ from harness.record.summary import read_run
 @runs_option
 @json_option
 def report(run: str, runs: Path, as_json: bool) -> None:
-    r"""Tell what RUN found: a run folder, its name, the start of its name, or `latest`.
+    """Tell what RUN found: a run folder, its name, the start of its name, or `latest`.
 
     Everything is derived from the journal anew, so it works on a run that was killed, too.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from harness import entry
-from harness.cli.output import json_option, print_json, show
+from harness.cli.output import best_effort, json_option, print_json, show
 from harness.cli.progress import Progress
 from harness.cli.runs import runs_option
 from harness.errors import ExitCode
@@ -42,7 +42,7 @@ def run(
     strict: bool,
     as_json: bool,
 ) -> int:
-    r"""Run SCENARIO on a bench, tell it as it happens, and put the switches back.
+    """Run SCENARIO on a bench, tell it as it happens, and put the switches back.
 
     Ctrl-C once stops in order and restores; twice stops hard, for `harness recover`. With --json
     the summary (run.json) goes to standard output and the telling to standard error.
@@ -58,11 +58,12 @@ def run(
         max_wait_s=max_wait,
         progress=Progress(sys.stderr if as_json else sys.stdout),
     )
-    if as_json:
-        print_json(summary)
-    else:
-        click.echo()
-        print_report(summary, sys.stdout, runs / summary.id)
+    with best_effort():
+        if as_json:
+            print_json(summary)
+        else:
+            click.echo()
+            print_report(summary, sys.stdout, runs / summary.id)
     code = ExitCode.BUG if summary.exit_code is None else ExitCode(summary.exit_code)
     if code is ExitCode.PASSED and summary.status == "inconclusive" and strict:
         return ExitCode.INCONCLUSIVE
@@ -74,7 +75,7 @@ def run(
 @bench_option
 @json_option
 def check(scenario: Path, bench: Path | None, as_json: bool) -> None:
-    r"""Check SCENARIO against its bench and print the plan; nothing is opened and nothing is sent.
+    """Check SCENARIO against its bench and print the plan; nothing is opened and nothing is sent.
 
     \b
     harness check scenarios/quickstart.toml
@@ -88,7 +89,7 @@ def check(scenario: Path, bench: Path | None, as_json: bool) -> None:
 @runs_option
 @json_option
 def recover(run: str, runs: Path, as_json: bool) -> int:
-    r"""Put the switches of a killed run back as it found them; the latest run by default.
+    """Put the switches of a killed run back as it found them; the latest run by default.
 
     Only ports that the run's bench file calls ours are touched. Ends with 5 where a switch could
     not be restored: a person is needed then.
@@ -99,5 +100,6 @@ def recover(run: str, runs: Path, as_json: bool) -> int:
     """
     restored = entry.recover(run, runs)
     text = "\n".join(f"{switch}: {outcome}" for switch, outcome in restored.items())
-    show(restored, text or "nothing to restore", as_json=as_json)
+    with best_effort():
+        show(restored, text or "nothing to restore", as_json=as_json)
     return ExitCode.PASSED

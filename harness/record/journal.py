@@ -12,6 +12,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -139,12 +140,16 @@ class Journal:
     def sync(self) -> None:
         """Make everything so far durable."""
         with self._lock:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            try:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                raise self._unwritable(error) from error
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
-        self._file.close()
+        with suppress(OSError):  # only what could not be written, which was told then
+            self._file.close()
 
     def __enter__(self) -> Journal:
         return self
@@ -162,10 +167,12 @@ class Journal:
                 self._file.write(line + b"\n")
                 self._file.flush()
             except OSError as error:
-                text = f"{self._file.name}: cannot be written: {error.strerror}"
-                raise InfrastructureError(text) from error
+                raise self._unwritable(error) from error
             if self._watch:
                 self._watch(_decoder.decode(line))
+
+    def _unwritable(self, error: OSError) -> InfrastructureError:
+        return InfrastructureError(f"{self._file.name}: cannot be written: {error.strerror}")
 
 
 def _masked(value: object, secrets: list[str]) -> object:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from harness.errors import BadFile, ExitCode
+from harness.errors import BadFile, ExitCode, InfrastructureError
 from harness.model.documents import SCHEMA, Document, Event, Metric, RunSummary, Start, Stop
 from harness.record.journal import Journal, JournalReader, read_journal
 from harness.record.samples import metrics_of
@@ -88,13 +88,20 @@ def read_run(folder: RunFolder, coordinator: Mapping[str, int] | None = None) ->
 
 
 def write_summary(folder: RunFolder, summary: RunSummary) -> None:
-    """Replace ``run.json`` in one move, durably."""
+    """Replace ``run.json`` in one move, durably.
+
+    Raises `InfrastructureError` where it cannot be written; the one before stays.
+    """
     scratch = folder.summary.with_suffix(".tmp")
-    with scratch.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(folder.summary)
+    try:
+        with scratch.open("wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(folder.summary)
+    except OSError as error:
+        text = f"{folder.summary}: cannot be written: {error.strerror}"
+        raise InfrastructureError(text) from error
 
 
 def refresh(folder: RunFolder, coordinator: Mapping[str, int]) -> RunSummary:

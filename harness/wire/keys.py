@@ -45,12 +45,14 @@ def make_pair(name: str) -> Pair:
 
 def save(folder: Path, pair: Pair) -> None:
     """Write ``NAME.key`` (0600) and ``NAME.pub``. An existing key is never overwritten."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     secret_path = folder / f"{pair.name}.key"
     try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(secret_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
         raise UsageError(f"{secret_path} exists: remove it first to replace the key") from error
+    except OSError as error:
+        raise UsageError(f"{secret_path} cannot be written: {error.strerror}") from error
     with os.fdopen(handle, "w", encoding="ascii") as file:
         file.write(pair.secret + "\n")
     (folder / f"{pair.name}.pub").write_text(pair.public + "\n", encoding="ascii")
@@ -84,8 +86,9 @@ def allow_list(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 def make_folder(folder: Path, agents: Iterable[str]) -> None:
     """Make the coordinator's pair and one pair an agent, as an emulated bench needs them."""
-    for name in (COORDINATOR, *agents):
-        save(folder, make_pair(name))
+    pairs = [make_pair(name) for name in (COORDINATOR, *agents)]  # all, or a bad name and none
+    for pair in pairs:
+        save(folder, pair)
 
 
 def _line(path: Path, *, private: bool) -> str:

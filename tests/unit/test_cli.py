@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +24,8 @@ from harness.errors import (
     RestoreFailed,
     StepFailed,
 )
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 def commands(group: click.Group, name: str = "harness") -> Iterator[tuple[str, click.Command]]:
@@ -46,7 +52,11 @@ def test_the_example_in_each_help_text_parses_as_pasted(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*name.split()[1:], "--help"]) == 0
-    assert "harness" in capsys.readouterr().out
+    shown = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert not [line for line in shown if "\\b" in line]
+    help_lines = (line.strip() for line in (ALL[name].help or "").splitlines())
+    for example in (line for line in help_lines if line.startswith("harness ")):
+        assert example in shown, "not on a line of its own"
     found = examples(ALL[name])
     assert found, f"{name} --help shows no example"
     for words in found:
@@ -91,6 +101,44 @@ def test_each_kind_of_failure_has_its_exit_code(
     said = capsys.readouterr().err
     assert ("Traceback" in said or "bug of ours" in said) == (code == 70)
     assert str(error) in said
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EMFILE])
+def test_what_the_machine_lacks_is_no_bug_of_ours(
+    number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = OSError(number, os.strerror(number), "runs/r1/logs/n0.log")
+    assert failures.tell(error) == ExitCode.INFRASTRUCTURE
+    assert capsys.readouterr().err == f"harness: runs/r1/logs/n0.log: {os.strerror(number)}\n"
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of shell in which ``$harness`` is the command, for what only a shell can do."""
+    env = os.environ | {"harness": f"{sys.executable} -m harness", "python": sys.executable}
+    argv = ["sh", "-c", line]
+    return subprocess.run(
+        argv, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False, timeout=30
+    )
+
+
+def test_a_full_output_is_the_machines_fault_and_a_closed_one_nobodys() -> None:
+    full = shell("$harness check scenarios/quickstart.toml > /dev/full")
+    assert full.returncode == ExitCode.INFRASTRUCTURE
+    assert full.stderr == "harness: No space left on device\n"
+    closed = shell("$harness check scenarios/quickstart.toml <&- >&-")
+    assert (closed.returncode, closed.stderr) == (0, "")
+    assert shell("$harness check nowhere.toml >&- 2>&-").returncode == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("output", ["> /dev/full", "| true"])
+def test_what_is_kept_elsewhere_may_be_told_to_nobody(output: str, tmp_path: Path) -> None:
+    program = tmp_path / "tell.py"
+    program.write_text(
+        "from harness.cli.output import best_effort\nwith best_effort():\n    print('x' * 2**17)\n"
+    )
+    rc = tmp_path / "rc"
+    told = shell(f"{{ PYTHONPATH=. $python {program}; echo $? > {rc}; }} {output}")
+    assert (rc.read_text(), told.stderr) == ("0\n", "")
 
 
 def test_of_several_failures_each_is_told_and_the_worst_decides(
@@ -166,3 +214,20 @@ def test_keys_are_secret_and_never_overwritten(
 def test_agents_that_cannot_be_told_apart_get_no_keys(agents: str, tmp_path: Path) -> None:
     assert main(["keys", "make", str(tmp_path / "k"), "--agents", agents]) == ExitCode.USAGE
     assert not (tmp_path / "k").exists()
+
+
+@pytest.mark.parametrize("agents", ["../n0", "n0,a/b", "n 0"])
+def test_a_name_that_is_no_file_name_leaves_no_keys_of_the_others(
+    agents: str, tmp_path: Path
+) -> None:
+    assert main(["keys", "make", str(tmp_path / "k"), "--agents", agents]) == ExitCode.USAGE
+    assert not (tmp_path / "k").exists()
+
+
+def test_a_folder_for_keys_that_cannot_be_made_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "keys"
+    assert main(["keys", "make", str(folder), "--agents", "n0"]) == ExitCode.USAGE
+    assert f"{folder}/coordinator.key cannot be written: Not a directory" in capsys.readouterr().err

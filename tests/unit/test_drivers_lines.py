@@ -53,6 +53,13 @@ def test_a_transcript_holds_both_sides_with_times_and_no_secret(tmp_path: Path) 
     assert [int(s) for s in stamps] == sorted(int(s) for s in stamps)
 
 
+def test_a_disk_that_is_full_stops_no_exchange() -> None:
+    line = Transcript(Replay([(b"hello\n", b"yes\r\n")]), Path("/dev/full"))
+    line.send(b"hello\n", 0)
+    assert line.receive(0) == b"yes\r\n"
+    line.close()
+
+
 def test_replay_insists_on_both_sides() -> None:
     replay = Replay([(b"a", b"1"), (b"b", b"2")])
     with pytest.raises(AssertionError, match="the dialogue has"):

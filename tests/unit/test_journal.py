@@ -179,3 +179,13 @@ def test_a_full_disk_is_named() -> None:
         journal = Journal(full, Steady())
         with pytest.raises(InfrastructureError, match="/dev/full: cannot be written: No space"):
             journal.start(START)
+
+
+def test_what_a_full_disk_kept_back_spoils_no_closing() -> None:
+    with Path("/dev/full").open("wb") as full:
+        journal = Journal(full, Steady())
+        with pytest.raises(InfrastructureError):
+            journal.start(START)
+        with pytest.raises(InfrastructureError, match="/dev/full: cannot be written: No space"):
+            journal.sync()
+        journal.close()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import BadFile
+from harness.errors import BadFile, InfrastructureError
 from harness.model import streams
 from harness.model.documents import Document, Event, RunSummary, Stop
 from harness.record.figures import figure, size, with_bound
@@ -20,7 +20,7 @@ from harness.record.journal import read_journal
 from harness.record.report import print_report, text_report
 from harness.record.samples import metrics_of, percentile
 from harness.record.store import RunFolder
-from harness.record.summary import read_run, summarise
+from harness.record.summary import read_run, summarise, write_summary
 from harness.run import stages as run_stages
 
 SMALL = Path(__file__).parents[1] / "data/small-run"
@@ -40,6 +40,17 @@ def test_a_journal_gives_its_summary_and_report() -> None:
     assert json.loads(msgspec.json.encode(summary)) == expected
     assert msgspec.json.decode((SMALL / "run.json").read_bytes(), type=RunSummary) == summary
     assert text_report(summary) + "\n" == (SMALL / "report.txt").read_text()
+
+
+def test_a_summary_that_does_not_fit_on_the_disk_leaves_the_one_before(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    summary = read_run(RunFolder(SMALL))
+    write_summary(folder, summary)
+    before = folder.summary.read_bytes()
+    (tmp_path / "run.tmp").symlink_to("/dev/full")
+    with pytest.raises(InfrastructureError, match=r"run\.json: cannot be written: No space"):
+        write_summary(folder, summary)
+    assert folder.summary.read_bytes() == before
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
