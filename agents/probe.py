@@ -77,9 +77,10 @@ class Probe:
 
     async def close(self) -> None:
         """Stop sending and listening."""
-        if self._listening:
-            await asyncio.to_thread(self._listening.close)
-            self._listening = None
+        listening, self._listening = self._listening, None
+        if listening:
+            listening.dismiss()
+            await asyncio.to_thread(listening.close)
 
     def kill_now(self) -> None:
         """Nothing to do: threads and sockets end with the process."""
@@ -109,6 +110,8 @@ class Probe:
         if asked.expect:
             left_ns = deadline_ns - time.monotonic_ns() if deadline_ns else asked.wait_ns
             await listening.wait(asked, max(0, min(left_ns, asked.wait_ns)) / NS_PER_S)
+        if listening is not self._listening:
+            return Failure(error="NoBeacons", text="the beacons were stopped meanwhile")
         return listening.report(asked.since_ns)
 
     async def _stop(self, _asked: StopBeacons, _deadline_ns: int) -> Message:
@@ -180,6 +183,12 @@ class _Listening:
                     self._waiters.remove(waiter)
                 if not self._waiters:
                     self._hurry.clear()
+
+    def dismiss(self) -> None:
+        """Let all waiters go."""
+        with self._lock:
+            for waiter in self._waiters:
+                _let_go(waiter.heard)
 
     def close(self) -> None:
         """Stop both threads and close the sockets."""

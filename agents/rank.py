@@ -57,8 +57,6 @@ _BROKEN = {
     StartTraffic: "CollectiveBroken",
 }
 """What an order is said to have failed with when torch raises. The culprit is not known here."""
-_ANSWER_AHEAD_NS = 5 * NS_PER_MS
-"""An answer due at its deadline is sent this much earlier, to arrive in time."""
 
 
 class Rank:
@@ -170,7 +168,7 @@ class Rank:
         with self._lock:
             now_ns = time.monotonic_ns()
             gate = self._gate
-            due = [pair for pair in self._watches if _due_ns(pair[0]) <= now_ns]
+            due = [pair for pair in self._watches if pair[0].deadline_ns <= now_ns]
             self._watches = [pair for pair in self._watches if pair not in due]
             since_ns = gate.inside_since_ns if gate else 0
             for frame, watch in due:
@@ -181,7 +179,7 @@ class Rank:
                 text = f"iteration {gate.entered} has not come back for {self._stall_ns / 1e9:g} s"
                 self._stall_ns = 0  # said once
                 news.append((0, _failed("CollectiveExpired", text)))
-            waits_ns = [_due_ns(frame) - now_ns for frame, _ in self._watches]
+            waits_ns = [frame.deadline_ns - now_ns for frame, _ in self._watches]
         for seq, message in news:
             self._say(seq, message)
         return max(NS_PER_MS, min([_LOOK_UP_NS, *waits_ns])) / NS_PER_S
@@ -343,10 +341,6 @@ class Rank:
         for frame in waiting:
             self._say(frame.seq, _failed("CollectiveBroken", text))
         self._say(0, _failed("CollectiveBroken", text))
-
-
-def _due_ns(frame: Frame) -> int:
-    return frame.deadline_ns - _ANSWER_AHEAD_NS
 
 
 def _failed(error: str, text: str) -> Failure:

@@ -53,6 +53,8 @@ _SETTLE_NS = NS_PER_S // 2
 """After a first failure the other ranks get this long to tell theirs: the cause comes late."""
 _POSITION_NS = 200 * NS_PER_MS
 _LAST_LINES = 6
+_ANSWER_NS = NS_PER_S // 2
+"""A rank that answers *at* the deadline has this long to be heard before it counts as late."""
 _COLLECTIVE = (RunCollective, StartTraffic, StopAt, Resume)
 """Orders that end only when every rank has entered."""
 
@@ -197,13 +199,13 @@ class Ranks:
             return Failure(error="Refused", text=f"not on the list of NCCL variables: {refused}")
         env = self._environment(asked.nccl_env)
         for local, rank in enumerate(asked.ranks):
-            self._seats[rank] = await self._spawn(rank, local, env)
+            await self._seat(rank, local, env)
         answer = await self._order(MakeGroups(groups=asked.groups), deadline_ns)
         if isinstance(answer, Failure):
             await self._end_all()
         return answer
 
-    async def _spawn(self, rank: int, local: int, env: dict[str, str]) -> Seat:
+    async def _seat(self, rank: int, local: int, env: dict[str, str]) -> None:
         ours, theirs = socket.socketpair()
         log = self._logs / f"rank{rank}.log" if self._logs else None
         output = log.open("ab") if log else None
@@ -224,9 +226,8 @@ class Ranks:
             theirs.close()
             if output:
                 output.close()
-        seat = Seat(rank, child, log, self._notify)
+        seat = self._seats[rank] = Seat(rank, child, log, self._notify)
         await asyncio.get_running_loop().create_unix_connection(lambda: seat, sock=ours)
-        return seat
 
     def _environment(self, nccl_env: dict[str, str]) -> dict[str, str]:
         """Return the ranks' environment: ours, less NCCL variables that would not be recorded."""
@@ -270,7 +271,9 @@ class Ranks:
             return Failure(error="NoRanks", text="no rank runs on this node")
         due_ns = _due_ns(asked, deadline_ns)
         replies = {seat: seat.ask(asked, due_ns) for seat in self._seats.values()}
-        late = await _settled(list(replies.values()), due_ns)
+        # A traffic that is not steady by the deadline is answered then, not an expiry.
+        patience_ns = _ANSWER_NS if isinstance(asked, Resume) else 0
+        late = await _settled(list(replies.values()), due_ns + patience_ns)
         answers = [reply.result() for reply in replies.values() if reply.done()]
         failures = [answer for answer in answers if isinstance(answer, Failure)]
         if failures:

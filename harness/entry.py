@@ -12,11 +12,12 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -44,6 +45,8 @@ from harness.run import custody, recovery
 from harness.run.orchestrator import execute
 from harness.run.plan import plan_all, tell_plan
 from harness.seeds import unpredictable
+
+T = TypeVar("T")
 
 SWITCH_INTERVAL_S = 0.0005
 PACKAGES = ("orchestrl-harness", "torch", "pyzmq", "paramiko", "pyserial", "pyroute2", "asyncssh")
@@ -147,20 +150,43 @@ def _conduct(asked: Asked, open_bench: _Opener, folder: store.RunFolder, journal
     told = Told()
     places = Places(folder.path.resolve(), folder.logs.resolve(), folder.transcripts.resolve())
 
+    def tell(text: str, level: str = "info") -> None:
+        told.event("note", {"level": level, "who": "coordinator", "text": text})
+
     async def main() -> None:
         with _Interrupts(folder):
-            async with open_bench(places, lambda text: told.event("note", _note(text))) as bench:
+            async with outcome_first(open_bench(places, tell), tell) as bench:
                 await execute(bench, asked.scenario, asked.plans, told, folder.snapshots)
 
     asyncio.run(main())
 
 
-def _note(text: str) -> dict[str, object]:
-    return {"level": "info", "who": "coordinator", "text": text}
+@asynccontextmanager
+async def outcome_first(
+    opening: AbstractAsyncContextManager[T], tell: Callable[[str, str], None]
+) -> AsyncIterator[T]:
+    """Enter `opening`; what ended the body is raised, and what the closing met later only told.
+
+    A switch that is not restored must end the run with 5, even if an agent then fails to say
+    goodbye.
+    """
+    first: BaseException | None = None
+    try:
+        async with opening as opened:
+            try:
+                yield opened
+            except BaseException as error:
+                first = error
+                raise
+    except BaseException as error:
+        if first is None or error is first:
+            raise
+        tell(f"while the bench was closed: {str(error) or type(error).__name__}", "error")
+        raise first from None
 
 
 class _Interrupts:
-    """Ctrl-C or SIGTERM once: an orderly end with restoration. Twice: out, at once.
+    """Ctrl-C, SIGTERM or a closed terminal once: an orderly end with restoration. Twice: at once.
 
     The second leaves snapshots and records behind, which is what ``harness recover`` needs.
     """
@@ -171,8 +197,9 @@ class _Interrupts:
         self._task = asyncio.current_task()
 
     def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is asyncio.CancelledError and self._count:
@@ -181,15 +208,18 @@ class _Interrupts:
     def _interrupt(self) -> None:
         self._count += 1
         if self._count == 1:
-            sys.stderr.write("\ninterrupted: restoring the switches (again: leave at once)\n")
             assert self._task is not None
             self._task.cancel()
+            _tell("interrupted: restoring the switches (again: leave at once)")
             return
-        sys.stderr.write(
-            f"\nleft at once: circuits were not restored; run: harness recover {self._folder.id}\n"
-        )
-        sys.stderr.flush()
+        _tell(f"left at once: circuits were not restored; run: harness recover {self._folder.id}")
         os._exit(ExitCode.RESTORE_FAILED)
+
+
+def _tell(text: str) -> None:
+    with suppress(OSError):  # the terminal may be what went away
+        sys.stderr.write(f"\n{text}\n")
+        sys.stderr.flush()
 
 
 @dataclass(frozen=True)

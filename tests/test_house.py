@@ -31,7 +31,7 @@ MAY_IMPORT = {"drivers": {"drivers"}, "harness": {"harness", "drivers"}, "agents
 AGENTS_MAY_IMPORT = ("errors", "clock", "seeds", "processes", "model", "wire")
 
 HARNESS_ROWS = (
-    ("errors", "clock", "seeds"),
+    ("errors", "clock", "seeds", "tasks"),
     ("processes",),
     ("model",),
     ("wire",),

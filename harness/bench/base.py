@@ -60,7 +60,10 @@ class SwitchHandle(Protocol):
         """Make `wanted` our part of the map, verified by read-back; foreign circuits stay."""
 
     async def prepare(self, wanted: Matching) -> None:
-        """Read the map and work out the change to `wanted` beforehand; faults wait for `switch`."""
+        """Read the map and work out the change to `wanted` beforehand; faults wait for `switch`.
+
+        Only a `switch` to the same map that comes next makes use of it; `apply` always reads.
+        """
 
     async def switch(self, wanted: Matching) -> Switched:
         """Apply as `apply` does, then wait for the light of what was made."""

@@ -11,6 +11,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from harness.bench import leftovers
 from harness.clock import NS_PER_S
@@ -74,10 +75,21 @@ class Children:
         text = (self._logs / f"{name}.log").read_bytes()[-TAIL_BYTES:].decode(errors="replace")
         return text.strip() or "it left no word"
 
-    def ended(self) -> dict[str, int]:
-        """Return the children that have ended by themselves, with their exit status."""
-        states = ((name, child.poll()) for name, child in self._running.items())
-        return {name: status for name, status in states if status is not None}
+    async def watch(self) -> NoReturn:
+        """Raise `InfrastructureError` once children have ended by themselves: who, and how."""
+        loop, readable = asyncio.get_running_loop(), asyncio.Event()
+        handles = [os.pidfd_open(child.pid) for child in self._running.values()]
+        try:
+            for handle in handles:
+                loop.add_reader(handle, readable.set)
+            await readable.wait()
+        finally:
+            for handle in handles:
+                loop.remove_reader(handle)
+                os.close(handle)
+        ended = [name for name, child in self._running.items() if child.poll() is not None]
+        told = (f"{name} ended early: {self.last_words(name)}" for name in ended)
+        raise InfrastructureError("; ".join(told))
 
     def end(self, names: Sequence[str] | None = None, grace_s: float = 2.0) -> None:
         """End these (or all) together: SIGTERM, then SIGKILL; reap; raises what survives."""

@@ -107,7 +107,9 @@ async def _build(bench: Bench, topology: Topology, abilities: Abilities) -> name
     try:
         return await asyncio.shield(building)
     except asyncio.CancelledError:
-        leftovers.tear_down((await building).record)
+        await asyncio.wait({building})
+        if not building.exception():  # else nothing was built
+            leftovers.tear_down(building.result().record)
         raise
 
 

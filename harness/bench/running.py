@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from drivers.tor.base import Route, Tor
 from harness.bench.children import Children
@@ -17,12 +17,14 @@ from harness.clock import NS_PER_S, Clock
 from harness.errors import HarnessError, InfrastructureError
 from harness.fabric.topology import Topology
 from harness.model.bench import Bench, Switch
+from harness.tasks import beside
 from harness.wire import keys
 from harness.wire.link import Link
 from harness.wire.messages import Hello, Message, Note
 from harness.wire.timesync import ClockFit
 
 R = TypeVar("R", bound=Message)
+T = TypeVar("T")
 
 SHUTDOWN_NS = 5 * NS_PER_S
 """For agents to stop their work and say so."""
@@ -109,7 +111,7 @@ async def join(
             for name, spec in specs.items()
         }
         stack.push_async_callback(close_switches, switches)
-        opening = stack.enter_context(_task(open_switches(switches)))
+        opening = await stack.enter_async_context(beside(open_switches(switches)))
         link = await stack.enter_async_context(
             Link(
                 bind=bind,
@@ -119,11 +121,11 @@ async def join(
             )
         )
         stack.push_async_callback(link.shutdown, SHUTDOWN_NS)
-        host = link.address.rpartition(":")[0]
-        children.start("store", [sys.executable, "-m", "agents.store", "--host", host], follow=True)
+        _start_store(children, link.address.rpartition(":")[0])
         await opening  # before anyone is asked to come: a dead switch is told at once
         start_agents(link)
-        hellos = await link.ready(set(agents), round(bench.max_wait_s * NS_PER_S))
+        wait_ns = round(bench.max_wait_s * NS_PER_S)
+        hellos = await _unless_ended(children, link.ready(set(agents), wait_ns))
         yield RunningBench(
             world=bench.world,
             topology=topology,
@@ -136,14 +138,16 @@ async def join(
         )
 
 
-@contextmanager
-def _task(work: Coroutine[None, None, None]) -> Iterator[asyncio.Task[None]]:
-    """Run `work` beside the body; it is cancelled when the body leaves before it is done."""
-    task = asyncio.create_task(work)
-    try:
-        yield task
-    finally:
-        task.cancel()
+def _start_store(children: Children, host: str) -> None:
+    argv = [sys.executable, "-m", "agents.store", "--host", host]
+    children.start("store", argv, follow=True)
+
+
+async def _unless_ended(children: Children, ready: Coroutine[Any, Any, T]) -> T:
+    """Wait for those who were started to be ready; one that ends instead is told at once."""
+    async with beside(children.watch()) as ended, beside(ready) as coming:
+        await asyncio.wait({ended, coming}, return_when=asyncio.FIRST_COMPLETED)
+        return await coming if coming.done() else await ended
 
 
 async def open_switches(switches: Mapping[str, ThreadedSwitch]) -> None:

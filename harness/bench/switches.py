@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from queue import SimpleQueue
+from typing import Any, ParamSpec, TypeVar
 
 from drivers import apply as contract
 from drivers.address import Credentials
@@ -30,6 +32,9 @@ from harness.processes import ask_for_real_time
 P = ParamSpec("P")
 T = TypeVar("T")
 
+CLOSE_S = 10.0
+"""For the end of a session, beyond what a change under way may take."""
+
 
 class ThreadedSwitch:
     """A `SwitchHandle`: an open driver, our ports of it, and its one thread."""
@@ -39,9 +44,7 @@ class ThreadedSwitch:
     ) -> None:
         self.name, self.spec = name, spec
         self._ours, self._transcript = ours, transcript
-        self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix=f"switch-{name}", initializer=ask_for_real_time
-        )
+        self._thread = _Thread(f"switch-{name}")
         self._ocs: Ocs | None = None
         self._prepared: tuple[Matching, Delta] | None = None
 
@@ -60,17 +63,20 @@ class ThreadedSwitch:
     async def open(self) -> None:
         """Open the line and ask the unit who it is; every failure names the switch."""
         timeout_ns = round(self.spec.exchange_timeout_s * NS_PER_S)
-        open_now = partial(
-            open_ocs,
-            self.spec.driver,
-            self.spec.url,
-            name=self.name,
-            credentials=credentials_of(self.name, self.spec),
-            exchange_timeout_ns=timeout_ns,
-            transcript=self._transcript,
-        )
+        credentials = credentials_of(self.name, self.spec)
+
+        def open_now() -> None:  # kept by the thread: who waits for it may be gone meanwhile
+            self._ocs = open_ocs(
+                self.spec.driver,
+                self.spec.url,
+                name=self.name,
+                credentials=credentials,
+                exchange_timeout_ns=timeout_ns,
+                transcript=self._transcript,
+            )
+
         try:
-            self._ocs = await self._call(open_now)
+            await self._call(open_now)
             await self.identify()
         except DriverError as error:
             raise InfrastructureError(f"{self.name} ({self.spec.url}): {error}") from error
@@ -85,6 +91,7 @@ class ThreadedSwitch:
 
     async def apply(self, wanted: Matching) -> Applied:
         """Make `wanted` our part of the map; see `drivers.apply.apply`."""
+        self._prepared = None  # whoever asks for no more than the map wants it read now
         return await self._call(self._apply, wanted)
 
     async def prepare(self, wanted: Matching) -> None:
@@ -98,22 +105,20 @@ class ThreadedSwitch:
 
     async def switch(self, wanted: Matching) -> Switched:
         """Apply, then wait for light where the unit has power monitors."""
-        return await self._call(self._switch, wanted)
-
-    def _apply(self, wanted: Matching) -> Applied:
         prepared, self._prepared = self._prepared, None
+        planned = prepared[1] if prepared and prepared[0] == wanted else None
+        return await self._call(self._switch, wanted, planned)
+
+    def _apply(self, wanted: Matching, planned: Delta | None = None) -> Applied:
+        deadline_ns = _after_s(self.spec.apply_timeout_s)
         return contract.apply(
-            self.ocs,
-            wanted,
-            self._ours,
-            deadline_ns=_after_s(self.spec.apply_timeout_s),
-            planned=prepared[1] if prepared and prepared[0] == wanted else None,
+            self.ocs, wanted, self._ours, deadline_ns=deadline_ns, planned=planned
         )
 
-    def _switch(self, wanted: Matching) -> Switched:
+    def _switch(self, wanted: Matching, planned: Delta | None) -> Switched:
         # One visit to the thread for both: each hand-over costs as much as all our own work here.
         waited_ns = -self.ocs.waited_ns
-        applied = self._apply(wanted)
+        applied = self._apply(wanted, planned)
         waited_ns += self.ocs.waited_ns
         egress = [egress for _, egress in applied.delta.make]
         if not (egress and self.ocs.capabilities.has_power and isinstance(self.ocs, PowerMonitor)):
@@ -132,14 +137,48 @@ class ThreadedSwitch:
         return Switched(applied, light_ns, waited_ns + time.monotonic_ns() - asked_ns, dark)
 
     async def close(self) -> None:
-        """End the session and the thread."""
+        """End the session and the thread; raises `TimeoutError` where a call hangs: left behind."""
+        try:
+            async with asyncio.timeout(self.spec.apply_timeout_s + CLOSE_S):
+                await self._call(self._close)
+        finally:
+            self._thread.end()
+
+    def _close(self) -> None:
         if self._ocs is not None:
-            await self._call(self._ocs.close)
-        self._thread.shutdown(wait=False)
+            self._ocs.close()
 
     async def _call(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, partial(work, *args, **kwargs))
+        return await asyncio.wrap_future(self._thread.submit(partial(work, *args, **kwargs)))
+
+
+class _Thread:
+    """One thread that does calls in turn; unlike an executor's it cannot keep the process alive."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Have `call` done after those before it; cancelled before its turn, it is not done."""
+        future: Future[T] = Future()
+        self._calls.put((future, call))
+        return future
+
+    def end(self) -> None:
+        """End after the calls that were submitted."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        ask_for_real_time()
+        while (item := self._calls.get()) is not None:
+            future, call = item
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(call())
+            except BaseException as error:  # it is for whoever awaits the call
+                future.set_exception(error)
 
 
 def credentials_of(name: str, spec: Switch) -> Credentials:

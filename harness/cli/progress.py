@@ -27,6 +27,7 @@ class Progress:
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream = sys.stdout if stream is None else stream
+        self._gone = False
         self._start_ns = 0
         self._units: dict[str, Units] = {}
 
@@ -52,8 +53,13 @@ class Progress:
     def _line(self, t_ns: int, text: str, colour: str | None = None) -> None:
         """Write one line; colours reach terminals only."""
         stamp = f"{(t_ns - self._start_ns) / NS_PER_S:8.3f} s  "
-        click.echo(click.style(stamp, dim=True) + click.style(text, fg=colour), file=self._stream)
-        self._stream.flush()
+        if self._gone:
+            return
+        try:
+            click.echo(click.style(stamp, dim=True) + click.style(text, fg=colour), self._stream)
+            self._stream.flush()
+        except OSError:  # who watched has gone; the run goes on, and its journal tells it all
+            self._gone = True
 
 
 def plainly(data: Data, units: Units) -> str:

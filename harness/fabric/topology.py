@@ -88,6 +88,8 @@ class NodePlace:
     pod: str
     interface: str
     address: str
+    gpus: int | None = None
+    """GPUs for its ranks, one each; None: all that its agent finds. Emulated nodes use none."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,7 @@ def _place_nodes(bench: Bench) -> dict[str, NodePlace]:
             pod=node.pod,
             interface=node.interface or "eth0",
             address=address,
+            gpus=(node.gpus or None) if bench.world == "live" else 0,
         )
     return places
 

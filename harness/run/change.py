@@ -8,8 +8,9 @@ path, and the change says which circuits and why; it raises nothing a run could 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from drivers.errors import DriverError
 from harness.bench.base import Switched
@@ -47,25 +48,21 @@ async def switch_over(
     session: Session,
     plan: Plan,
     shape: str,
+    hearing: asyncio.Task[Verdict],
     *,
     steer_first: bool = True,
-    hearing: asyncio.Task[Verdict] | None = None,
 ) -> Change:
     """Bring `plan` up and account for it; afterwards `session.lit` is what really carries traffic.
 
-    Without `steer_first` traffic stays on the circuits while they move (ride-through). `hearing`,
-    from `listen`, may have begun earlier, so that its messages cost no time here.
+    `hearing`, the task of `listen`, began earlier, so that its messages cost no time here. Without
+    `steer_first` traffic stays on the circuits while they move (ride-through).
     """
     change = Change(before=session.lit, wanted=plan.links)
-    hearing = hearing or listen(session, plan)
-    try:
-        if steer_first and session.lit != change.kept:
-            await session.steer(change.kept)
-            change.stamps["steered_away"] = session.bench.clock.now_ns()
-        healthy = await _switch(session, change)
-        verified = await _verify(session, change, healthy, hearing)
-    finally:
-        hearing.cancel()
+    if steer_first and session.lit != change.kept:
+        await session.steer(change.kept)
+        change.stamps["steered_away"] = session.bench.clock.now_ns()
+    healthy = await _switch(session, change)
+    verified = await _verify(session, change, healthy, hearing)
     if session.lit != verified:
         await session.steer(verified)
     change.stamps["steered"] = session.bench.clock.now_ns()
@@ -73,11 +70,11 @@ async def switch_over(
     return change
 
 
-def listen(session: Session, plan: Plan) -> asyncio.Task[Verdict]:
-    """Begin to listen for the far ends of the links that will come up."""
+def listen(session: Session, plan: Plan) -> Coroutine[Any, Any, Verdict]:
+    """Listen, from now on, for the far ends of the links that will come up."""
     now_ns = session.bench.clock.now_ns()
     wait_ns = round(session.scenario.timeout_s * NS_PER_S)
-    return asyncio.create_task(hear(session, plan.links - session.lit, now_ns, wait_ns))
+    return hear(session, plan.links - session.lit, now_ns, wait_ns)
 
 
 async def prepare(session: Session, plan: Plan) -> None:

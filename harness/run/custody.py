@@ -82,22 +82,22 @@ async def give_back(
     """Put every switch back at once; return (outcome, difference) by switch.
 
     Outcomes: *unchanged*, *restored*, or *failed* with the circuits that differ or the reason.
+    Each is marked as soon as it is back, and whatever one of them raises, all are tried.
     """
     results = await asyncio.gather(
-        *(_give_back(switches[name], snapshot) for name, snapshot in snapshots.items())
+        *(_give_back(switches[name], folder, snapshot) for name, snapshot in snapshots.items())
     )
-    outcomes = dict(zip(snapshots, results, strict=True))
-    for name, (outcome, _) in outcomes.items():
-        if outcome != "failed":
-            write(folder, msgspec.structs.replace(snapshots[name], restored=True))
-    return outcomes
+    return dict(zip(snapshots, results, strict=True))
 
 
-async def _give_back(switch: SwitchHandle, snapshot: Snapshot) -> tuple[str, str]:
+async def _give_back(switch: SwitchHandle, folder: Path, snapshot: Snapshot) -> tuple[str, str]:
     try:
         applied = await switch.apply(snapshot.matching)
     except DriverError as error:
         return "failed", await _difference(switch, snapshot, error)
+    except Exception as error:  # a bug of ours needs a person no less
+        return "failed", f"{type(error).__name__}: {error}"
+    write(folder, msgspec.structs.replace(snapshot, restored=True))
     return ("restored", describe(applied.delta)) if applied.delta else ("unchanged", "")
 
 

@@ -14,6 +14,7 @@ from harness.model.scenario import Scenario
 from harness.run import custody
 from harness.run.session import Record, Session
 from harness.run.steps import perform
+from harness.tasks import beside, to_the_end
 
 STEER_TIMEOUT_S = 5.0
 RESTORE_SLACK_S = 15.0
@@ -35,10 +36,13 @@ async def execute(
         async with _custody(bench, record, snapshots):
             session = Session(bench=bench, scenario=scenario, record=record, plans=plans)
             await bench.steer(bench.topology.routes(frozenset()))
+            limit = asyncio.timeout(scenario.timeout_s)
             try:
-                async with asyncio.timeout(scenario.timeout_s):
+                async with limit:
                     await _perform_all(session)
             except TimeoutError as error:
+                if not limit.expired():
+                    raise
                 raise InfrastructureError(
                     f"the scenario did not end within its timeout_s of {scenario.timeout_s:g} s"
                 ) from error
@@ -105,35 +109,43 @@ async def _listening(bench: Bench, record: Record) -> AsyncIterator[None]:
             agent, note = await bench.news()
             record.event("note", {"level": note.level, "who": agent, "text": note.text})
 
-    listener = asyncio.create_task(listen())
-    try:
+    async with beside(listen()) as listener:
         yield
-    finally:
-        listener.cancel()
-        await asyncio.gather(listener, return_exceptions=True)
+        if listener.done():  # it only ends because a note could not be recorded
+            await listener
 
 
 @asynccontextmanager
 async def _custody(bench: Bench, record: Record, folder: Path) -> AsyncIterator[None]:
-    """Snapshot every switch; give all of them back on every way out, within a limit."""
+    """Snapshot every switch; give all of them back on every way out.
+
+    A first Ctrl-C that comes while they are given back waits until they are.
+    """
     snapshots = await custody.take(bench, folder)
     try:
         yield
     finally:
-        limit_s = STEER_TIMEOUT_S + RESTORE_SLACK_S
-        limits_s = (switch.spec.apply_timeout_s for switch in bench.switches.values())
-        limit_s += max(limits_s, default=0)
-        try:
-            async with asyncio.timeout(limit_s):
-                failed = await _restore(bench, record, folder, snapshots)
-        except TimeoutError:
-            failed = [f"not restored within {limit_s:g} s"]
-        if failed:
-            raise RestoreFailed(
-                "switches are not as they were found: "
-                + "; ".join(failed)
-                + f". Put this right with: harness recover {folder.parent.name}"
-            )
+        await to_the_end(_give_back(bench, record, folder, snapshots))
+
+
+async def _give_back(
+    bench: Bench, record: Record, folder: Path, snapshots: Mapping[str, custody.Snapshot]
+) -> None:
+    """Restore within a limit; raises `RestoreFailed` with all that is not as it was found."""
+    limit_s = STEER_TIMEOUT_S + RESTORE_SLACK_S
+    limits_s = (switch.spec.apply_timeout_s for switch in bench.switches.values())
+    limit_s += max(limits_s, default=0)
+    try:
+        async with asyncio.timeout(limit_s):
+            failed = await _restore(bench, record, folder, snapshots)
+    except TimeoutError:
+        failed = [f"not restored within {limit_s:g} s"]
+    if failed:
+        raise RestoreFailed(
+            "switches are not as they were found: "
+            + "; ".join(failed)
+            + f". Put this right with: harness recover {folder.parent.name}"
+        )
 
 
 async def _restore(
@@ -145,7 +157,7 @@ async def _restore(
         async with asyncio.timeout(STEER_TIMEOUT_S):
             await bench.steer(bench.topology.routes(frozenset()))
     except Exception as error:
-        failed.append(f"steering: {error or type(error).__name__}")
+        failed.append(f"steering: {str(error) or type(error).__name__}")
     outcomes = await custody.give_back(bench.switches, folder, snapshots)
     for name, (outcome, difference) in outcomes.items():
         record.event("restore", {"switch": name, "outcome": outcome, "difference": difference})

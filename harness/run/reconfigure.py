@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.errors import InfrastructureError, StepFailed
+from harness.errors import HarnessError, InfrastructureError, StepFailed
 from harness.model.scenario import Reconfigure
 from harness.model.sizes import parse_size
 from harness.model.streams import STAGES
@@ -20,6 +20,7 @@ from harness.run.change import Change, listen, prepare, switch_over
 from harness.run.hearing import Watch, beacons_off, beacons_on, dark_ns, lost_on
 from harness.run.session import MESSAGE_NS, Session
 from harness.run.stages import Breakdown, Waits, breakdown, in_order
+from harness.tasks import beside
 from harness.wire.messages import (
     Beacons,
     Done,
@@ -100,20 +101,25 @@ class _Once:
         reference_ns = await _iteration_ns(session)
         watch = await beacons_on(session, session.lit | plan.links)
         intent_ns = self._stamp("intent")
-        hearing, preparing = listen(session, plan), asyncio.create_task(prepare(session, plan))
-        try:
-            if not step.ride_through:
+        drains = not step.ride_through
+        async with (
+            beside(listen(session, plan)) as hearing,
+            beside(prepare(session, plan)) as preparing,
+        ):
+            if drains:
                 await self._quiet(intent_ns)
             await self._wait_for_maps(preparing)
-            change = await switch_over(
-                session, plan, self.shape, steer_first=not step.ride_through, hearing=hearing
-            )
-        finally:
-            hearing.cancel()
-            preparing.cancel()
+            change = await switch_over(session, plan, self.shape, hearing, steer_first=drains)
         self.stamps |= change.stamps
         self._waited(device_ns=change.device_ns, link_ns=change.link_ns)
-        await self._resume(change, reference_ns)
+        try:
+            await self._resume(change, reference_ns)
+        except HarnessError as error:
+            if change.failures:  # where it began, which no row will tell
+                raise InfrastructureError("; ".join([*change.failures.values(), str(error)])) from (
+                    error
+                )
+            raise
         heard = await beacons_off(session, watch)
         row = {"step": number, "index": index, "path_from": before, "path_to": session.shape}
         row |= {"mode": "ride_through" if step.ride_through else "drain", "groups": step.groups}
@@ -172,7 +178,8 @@ class _Once:
                 for t_ns in getattr(answer, name).values()
             ]
 
-        self.stamps["first_good"] = max(mapped("first_good_ns"))
+        if all(mapped("first_good_ns")):
+            self.stamps["first_good"] = max(mapped("first_good_ns"))
         if all(mapped("steady_ns")):
             steady_ns = self.stamps["steady"] = max(mapped("steady_ns"))
             self._waited(traffic_ns=max(0, steady_ns - max(mapped("released_ns"))))

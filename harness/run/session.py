@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from harness.bench.base import Bench
 from harness.clock import NS_PER_S
+from harness.errors import InfrastructureError
 from harness.fabric.circuits import DARK, Plan
 from harness.fabric.topology import Link
 from harness.model.scenario import Scenario
@@ -93,8 +94,14 @@ class Session:
     def lay_out_ranks(self) -> None:
         """Give ranks their numbers: one per GPU of a node, one on a node without, in node order."""
         first = 0
-        for node in self.bench.topology.nodes:
-            count = max(1, self.bench.hellos[node].gpus)
+        for node, place in self.bench.topology.nodes.items():
+            found = self.bench.hellos[node].gpus
+            gpus = found if place.gpus is None else place.gpus
+            if gpus > found:
+                raise InfrastructureError(
+                    f"{node}: the bench file says {gpus} GPUs, its agent found {found}"
+                )
+            count = max(1, gpus)
             self.ranks_of[node] = tuple(range(first, first + count))
             first += count
 
@@ -151,16 +158,18 @@ class Session:
         return max(self.at(agent, answer.ready_ns) for agent, answer in ready.items())
 
     async def stop_ranks(self) -> None:
-        """Stop all ranks; a later step starts fresh ones under a later generation."""
+        """Stop all ranks, after the last step."""
         if self.generation:
             await self.everyone(StopRanks(), Done, RANKS_TIMEOUT_NS)
 
     def _groups(self, agent: str) -> Groups:
+        nodes = self.bench.topology.nodes
         return Groups(
             generation=self.generation,
             world_size=self.world_size,
             store=self.bench.store,
-            interface=self.bench.topology.nodes[agent].interface,
+            interface=nodes[agent].interface,
+            backend="auto" if any(place.gpus != 0 for place in nodes.values()) else "gloo",
             subgroups=self.subgroups,
             timeout_ns=round(self.scenario.timeout_s * NS_PER_S),
         )

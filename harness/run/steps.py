@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 
 from harness.clock import NS_PER_S
-from harness.errors import InfrastructureError, StepFailed
+from harness.errors import InfrastructureError, StepFailed, UsageError
 from harness.fabric.circuits import factor_round
 from harness.model.scenario import Collectives, Op, Reconfigure, Shift
 from harness.model.sizes import parse_size
-from harness.run.change import switch_over
+from harness.run.change import listen, switch_over
 from harness.run.hearing import beacons_off, beacons_on
 from harness.run.reconfigure import reconfigure
 from harness.run.session import Session
+from harness.tasks import beside
 from harness.wire.messages import RankSamples, RunCollective, Samples
 
 Step = Collectives | Shift | Reconfigure
@@ -46,10 +47,15 @@ def rounds(
         yield session.shape, ()
     elif step.group == "pairs":
         pairs = factor_round(session.workers, 0)
+        if not pairs:
+            raise UsageError('group = "pairs" needs two nodes')
         yield session.shape, tuple(session.ranks_of[a] + session.ranks_of[b] for a, b in pairs)
     else:
-        for switch in session.bench.topology.switches:
-            if groups := _by_circuit(session, switch):
+        found = {name: _by_circuit(session, name) for name in session.bench.topology.switches}
+        if not any(found.values()):
+            raise UsageError('group = "circuits": no circuit joins nodes; bring a shape up first')
+        for switch, groups in found.items():
+            if groups:
                 yield f"{session.shape}@{switch}", groups
 
 
@@ -60,9 +66,9 @@ def _by_circuit(session: Session, switch: str) -> tuple[tuple[int, ...], ...]:
         tors = {link.a.tor, link.b.tor}
         if taken & tors:
             continue
-        taken |= tors
         nodes = [node for node in session.workers if session.bench.topology.nodes[node].tor in tors]
         if len({session.bench.topology.nodes[node].tor for node in nodes}) == len(tors):
+            taken |= tors
             groups.append(tuple(rank for node in nodes for rank in session.ranks_of[node]))
     return tuple(groups)
 
@@ -117,7 +123,8 @@ async def shift(session: Session, step: Shift, number: int) -> None:
     """Bring a shape up with no traffic running."""
     plan = session.plans[step.shape]
     watch = await beacons_on(session, plan.links)
-    change = await switch_over(session, plan, step.shape)
+    async with beside(listen(session, plan)) as hearing:
+        change = await switch_over(session, plan, step.shape, hearing)
     await beacons_off(session, watch)
     session.record.event(
         "shape",
