@@ -13,6 +13,7 @@ import sys
 NAMES = {
     "collective": "all-reduce of the harness against a bare torch loop, on loopback",
     "coordinator": "barrier and one command to 64 agents; round trip to four",
+    "circuits": "all-reduce over circuits and electrical, harness and bare; needs root",
     "reconfigure": "our overhead for 1, 4 and 16 pairs moved; needs root",
     "light": "map updates, dark times on packets, throughput, steering; needs root",
 }

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,14 +188,16 @@ def _started(stack: ExitStack, argv: Sequence[str]) -> subprocess.Popen[bytes]:
     return child
 
 
-async def _measure(places: Sequence[Place], store: str, logs: Path) -> dict[str, object]:
+async def _measure(
+    places: Sequence[Place], store: str, logs: Path, sizes: Mapping[int, tuple[int, int]]
+) -> dict[str, object]:
     rows: dict[str, object] = {}
     harness = Harness(places, logs)
     with ExitStack() as stack:
         bare = Bare(stack, places, store)
         await harness.start(store)
         try:
-            for size, (rounds, iterations) in SIZES.items():
+            for size, (rounds, iterations) in sizes.items():
                 rows |= await _rounds(bare, harness, size, rounds, iterations)
         finally:
             await harness.stop()
@@ -241,6 +243,7 @@ def figures(ours_ns: Sequence[float], bare_ns: Sequence[float]) -> dict[str, obj
 def run(
     places: Sequence[Place] = (Place(), Place()),
     *,
+    sizes: Mapping[int, tuple[int, int]] = SIZES,
     store_enter: Sequence[str] = (),
     store_host: str = "127.0.0.1",
 ) -> dict[str, object]:
@@ -254,7 +257,7 @@ def run(
         argv = [*store_enter, sys.executable, "-m", "agents.store", "--host", store_host]
         served = _started(stack, argv)
         store = _pipe(served.stdout).readline().decode().strip()
-        rows = asyncio.run(_measure(places, store, logs))
+        rows = asyncio.run(_measure(places, store, logs, sizes))
     return {**rows, "load": os.getloadavg()[0]}
 
 
