@@ -21,6 +21,15 @@ CAP_NET_ADMIN = 12
 GONE_WITHIN_S = 5.0
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--bench",
+        type=Path,
+        metavar="FILE",
+        help="live bench file for tests/hardware; circuits of its ports are changed and restored",
+    )
+
+
 def pytest_configure() -> None:
     os.environ[MARK] = uuid.uuid4().hex
 

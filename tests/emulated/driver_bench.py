@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from drivers.address import Credentials
-from drivers.base import Ocs
+from drivers.base import Matching, Ocs
 from drivers.catalog import open_ocs
 from drivers.conformance import OcsMaker, Specimen, Trouble
 from drivers.emulators.config import EmulatedSwitch, Face, Faults, Ready, Timing
@@ -122,7 +122,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     process.stdout.close()
 
 
-_CHANGES = {
+CHANGES = {
     "scpi": re.compile(r"(?:SUB|ADD|ONLY) (\(@[\d,]*\),\(@[\d,]*\))"),
     "tl1": re.compile(r"(?:ENT|DLT)-PATCH::([^:]*):"),
 }
@@ -134,7 +134,7 @@ def changed_ports(transcript: Path, protocol: str) -> list[int]:
     for line in transcript.read_text().splitlines():
         if line.split(" ")[1] != ">":
             continue
-        for arguments in _CHANGES[protocol].findall(line):
+        for arguments in CHANGES[protocol].findall(line):
             for first, last in re.findall(r"(\d+)(?:&&(\d+))?", arguments):
                 found += range(int(first), int(last or first) + 1)
     return found
@@ -160,7 +160,7 @@ def maker(folder: Path, protocol: str, server: str) -> OcsMaker:
                 yield Specimen(
                     ocs,
                     OURS,
-                    FOREIGN,
+                    Matching.of([FOREIGN]),
                     lambda: changed_ports(transcript, protocol),
                     REFUSED if trouble is Trouble.REFUSAL else None,
                 )
