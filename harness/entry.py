@@ -23,7 +23,7 @@ import msgspec
 
 from drivers.errors import DeviceFault, Misuse
 from harness.bench.base import Bench as RunningBench
-from harness.bench.emulated import able, join_killed, open_emulated, release
+from harness.bench.emulated import join_killed, means_of, open_emulated, release
 from harness.bench.emulated import notes as emulated_notes
 from harness.bench.live import open_live
 from harness.bench.running import Places
@@ -102,14 +102,14 @@ def run_scenario(
     clock = RealClock()
     open_bench = _opener(asked, clock)
     _refuse_unrestored(runs_dir, asked.bench)
-    folder = store.create(
-        runs_dir, clock, unpredictable(), scenario=asked.scenario_path, bench=asked.bench_path
-    )
     secrets = [
         password
         for name, switch in asked.bench.switches.items()
         if asked.bench.world == "live" and (password := credentials_of(name, switch).password)
     ]
+    folder = store.create(
+        runs_dir, clock, unpredictable(), scenario=asked.scenario_path, bench=asked.bench_path
+    )
     with Journal.create(folder.journal, clock, secrets=secrets, watch=progress) as journal:
         journal.start(_start(asked, folder.id, open_bench.notes, clock))
         for stream, fields in STREAMS.items():
@@ -247,10 +247,10 @@ def _opener(asked: Asked, clock: RealClock) -> _Opener:
             ),
         )
     if bench.world == "emulated":
-        abilities = able()
+        means = means_of(bench)
         return _Opener(
-            notes=emulated_notes(abilities),
-            open=lambda places, _: open_emulated(bench, topology, places, abilities, clock),
+            notes=emulated_notes(means),
+            open=lambda places, _: open_emulated(bench, topology, places, means, clock),
         )
     raise UsageError(f"{asked.bench_path}: world = {bench.world!r} cannot be run, only simulated")
 

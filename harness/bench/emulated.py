@@ -13,7 +13,7 @@ import secrets
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 from urllib.parse import parse_qs, urlsplit
@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from drivers.emulators import config
-from drivers.emulators.light.abilities import Abilities, probe
+from drivers.emulators.light.abilities import probe
 from drivers.netlink import namespace_path
 from drivers.tor.base import Tor
 from drivers.tor.netlink import NetlinkTor
@@ -30,6 +30,7 @@ from harness.bench import leftovers, namespaces
 from harness.bench.children import Children, agent_argv
 from harness.bench.running import Places, RunningBench, join
 from harness.clock import Clock
+from harness.errors import InfrastructureError
 from harness.fabric.topology import Topology
 from harness.model.bench import Bench, Links, Switch
 from harness.wire import keys
@@ -48,16 +49,25 @@ SERVER_OF_SCHEME: dict[str, Literal["serial", "tcp", "ssh"]] = {
 }
 
 
+@dataclass(frozen=True)
+class Means:
+    """Who moves the packets of a bench on this machine; `why` nobody does, where it is "none"."""
+
+    light: Literal["none", "ebpf", "mirred"]
+    why: str = ""
+
+
 @asynccontextmanager
 async def open_emulated(
-    bench: Bench, topology: Topology, places: Places, abilities: Abilities, clock: Clock
+    bench: Bench, topology: Topology, places: Places, means: Means, clock: Clock
 ) -> AsyncIterator[RunningBench]:
     """Build the network, start units and agents, and take all of it down on every way out."""
     async with AsyncExitStack() as stack:
-        network, folder = await _network(stack, bench, topology, abilities, places)
+        network, record = await _network(stack, bench, topology, means)
         if network is None:
             topology = _on_loopback(topology)
-        record = network.record if network else None
+        leftovers.keep_for(record, places.run)
+        folder = leftovers.private_folder(record)
         children = Children(places.logs, record, _secret_names(bench))
         stack.callback(children.end)
         specs = await _start_units(bench, network, folder, children)
@@ -85,24 +95,24 @@ async def open_emulated(
 
 
 async def _network(
-    stack: AsyncExitStack, bench: Bench, topology: Topology, abilities: Abilities, places: Places
+    stack: AsyncExitStack, bench: Bench, topology: Topology, means: Means
 ) -> tuple[namespaces.Network | None, Path]:
-    """Build the network if this machine can; return it and a private folder that goes with it."""
+    """Build the network, if there is to be one; return it and the bench's record."""
     await asyncio.to_thread(leftovers.sweep, include_unrecovered=True)
-    if abilities.light == "none":
-        folder = places.run / "private"
-        folder.mkdir(mode=0o700)
-        return None, folder
-    network = await _build(bench, topology, abilities)
-    stack.push_async_callback(asyncio.to_thread, leftovers.tear_down, network.record)
-    leftovers.keep_for(network.record, places.run)
-    folder = leftovers.private_folder(network.record)
-    return network, folder
+    if means.light == "none":
+        network, record = None, leftovers.reserve()
+    else:
+        network = await _build(bench, topology, means.light)
+        record = network.record
+    stack.push_async_callback(asyncio.to_thread, leftovers.tear_down, record)
+    return network, record
 
 
-async def _build(bench: Bench, topology: Topology, abilities: Abilities) -> namespaces.Network:
+async def _build(
+    bench: Bench, topology: Topology, light: Literal["ebpf", "mirred"]
+) -> namespaces.Network:
     """Build the network; when cancelled meanwhile, take down what was built."""
-    work = asyncio.to_thread(namespaces.build, topology, bench.links, abilities.light)
+    work = asyncio.to_thread(namespaces.build, topology, bench.links, light)
     building = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(building)
@@ -149,26 +159,36 @@ def release(run_folder: Path) -> None:
         leftovers.tear_down(path)
 
 
-def able() -> Abilities:
-    """Find out what this machine can do, entering a user namespace of our own where that helps."""
+def means_of(bench: Bench) -> Means:
+    """Find out who can move packets here, in a user namespace of our own where that helps.
+
+    Raises `InfrastructureError` where the bench file asks for what cannot be had.
+    """
+    wanted = bench.links.light
+    if wanted == "none":
+        return Means("none", 'the bench file says links.light = "none"')
     abilities = probe()
     if abilities.light == "none" and not abilities.user_namespaces:
         namespaces.enter_user_namespace()
         abilities = probe()
-    return abilities
+    reasons = {"ebpf": abilities.ebpf, "mirred": abilities.mirred}
+    if wanted == "auto":
+        return Means(abilities.light, abilities.namespaces or abilities.mirred)
+    if reasons[wanted]:
+        raise InfrastructureError(f'links.light = "{wanted}" is not to be had: {reasons[wanted]}')
+    return Means(wanted)
 
 
-def notes(abilities: Abilities) -> tuple[str, ...]:
+def notes(means: Means) -> tuple[str, ...]:
     """Return what a reader of an emulated run must know first."""
-    if abilities.light == "none":
-        why = abilities.namespaces or abilities.mirred
+    if means.light == "none":
         told = (
-            f"control plane only: circuits move no packets on this machine ({why});"
+            f"control plane only: circuits move no packets on this machine ({means.why});"
             " collectives run over the loopback"
         )
     else:
         told = (
-            f"emulated bench: circuits move real packets on this machine ({abilities.light});"
+            f"emulated bench: circuits move real packets on this machine ({means.light});"
             " switches are emulated units, their times are configured"
         )
     return (told,)

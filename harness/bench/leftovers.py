@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ from drivers.netlink import delete_namespace, namespace_path, namespaces, run_in
 from drivers.userns import outer_uid
 from harness.errors import InfrastructureError
 from harness.processes import GRACE_NS, Process, end
+
+NO_NETWORK = -1
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +72,17 @@ def record_folder() -> Path:
     if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
         raise InfrastructureError(f"{folder} belongs to somebody else: remove it")
     return folder
+
+
+def reserve(folder: Path | None = None) -> Path:
+    """Put a bench without a network on record, for the processes that it will start."""
+    folder = folder or record_folder()
+    prefix = f"h{secrets.token_hex(3)}"
+    path = folder / f"{prefix}.json"
+    owner = Process.of(os.getpid(), "owner")
+    with locked(folder):
+        write_record(path, Record(prefix=prefix, boot=boot_id(), owner=owner, network=NO_NETWORK))
+    return path
 
 
 def read_record(path: Path) -> Record:

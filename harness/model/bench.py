@@ -89,11 +89,14 @@ class Links(Strict, frozen=True, kw_only=True):
 
     The electrical path between ToRs carries the sum of a ToR's host links divided by
     `oversubscription`. `nic_hold_ms` is how long a port stays down after its light returns.
+    `light` says who moves the packets: "auto" takes the best that this machine allows; "none" is
+    control plane only.
     """
 
     link_mbit_per_s: float = 1000.0
     oversubscription: float = 4.0
     nic_hold_ms: float = 0.0
+    light: Literal["auto", "ebpf", "mirred", "none"] = "auto"
 
 
 class Bench(Strict, frozen=True, kw_only=True):

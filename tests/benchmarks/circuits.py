@@ -26,7 +26,7 @@ from tests.benchmarks import collective
 BENCH = Path(__file__).parents[2] / "scenarios/benches/emulated-4.toml"
 RING_SIZES = {2**20: (30, 10), 16 * 2**20: (20, 4)}
 ELECTRICAL_SIZES = {2**20: (15, 5), 16 * 2**20: (5, 2)}
-"""Bytes -> (rounds, iterations in each arm's burst); the electrical path takes four times as long."""
+"""Bytes -> (rounds, iterations in each arm's burst); the electrical path is four times slower."""
 LEAST = 3.0
 MOST = 1.03
 

@@ -148,3 +148,30 @@ def test_the_next_run_cleans_a_killed_one_away_and_recover_says_so(bench: Lab) -
     code, out = bench.harness("recover", killed, "--runs", str(bench.runs))
     assert code == 0, out
     assert "gone" in out
+
+
+@pytest.mark.parametrize("light", ["mirred", "none"])
+def test_lesser_lights_run_the_same_scenario_and_say_what_they_are(bench: Lab, light: str) -> None:
+    bench.files()
+    path = bench.folder / "bench.toml"
+    path.write_text(path.read_text() + f'[links]\nlight = "{light}"\n')
+    code, out = bench.run()
+    assert code == 0, out
+    notes = json.loads((bench.run_folder / "run.json").read_text())["notes"]
+    assert notes[0].startswith("control plane only" if light == "none" else "emulated bench")
+    assert notes[0] in out
+    rows = bench.events("reconfigure")
+    assert all((row["dark_ms"] is None) == (light == "none") for row in rows), rows
+
+
+def test_a_killed_run_without_a_network_is_recovered_too(bench: Lab) -> None:
+    bench.files(count=100)
+    path = bench.folder / "bench.toml"
+    path.write_text(path.read_text() + '[links]\nlight = "none"\n')
+    process = bench.start()
+    bench.await_traffic(process)
+    process.kill()
+    process.communicate()
+    code, out = bench.harness("recover", "--runs", str(bench.runs))
+    assert code == 0, out
+    assert bench.snapshots() == {"ocs": True}
