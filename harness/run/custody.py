@@ -18,6 +18,7 @@ import msgspec
 from drivers.base import Delta, Matching
 from drivers.errors import DriverError
 from harness.bench.base import Bench, SwitchHandle
+from harness.errors import InfrastructureError
 from harness.model.bench import Switch
 
 SUFFIX = ".snapshot.json"
@@ -60,8 +61,11 @@ def read_all(folder: Path) -> dict[str, Snapshot]:
 
 
 async def take(bench: Bench, folder: Path) -> dict[str, Snapshot]:
-    """Read every switch and write its snapshot; nothing may be changed before this returns."""
-    maps = await asyncio.gather(*(switch.read() for switch in bench.switches.values()))
+    """Read every switch and write its snapshot; nothing may be changed before this returns.
+
+    Raises `InfrastructureError` naming a switch that cannot be read.
+    """
+    maps = await asyncio.gather(*(_read(switch) for switch in bench.switches.values()))
     snapshots = {
         name: Snapshot(
             switch=name,
@@ -74,6 +78,13 @@ async def take(bench: Bench, folder: Path) -> dict[str, Snapshot]:
     for snapshot in snapshots.values():
         write(folder, snapshot)
     return snapshots
+
+
+async def _read(switch: SwitchHandle) -> Matching:
+    try:
+        return await switch.read()
+    except DriverError as error:
+        raise InfrastructureError(f"{switch.name}: its map cannot be read: {error}") from error
 
 
 async def give_back(

@@ -270,6 +270,23 @@ def test_resume_answers_at_its_deadline_when_the_traffic_is_slow(store: str, tmp
     run(test())
 
 
+def test_a_rank_whose_answer_is_slow_to_come_is_not_killed_for_it(
+    store: str, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("ODD_RANK", "1:tardy")
+
+    async def test() -> None:
+        async with opened(store, tmp_path, ODD) as bench:
+            await bench.start(2)
+            await bench.say(_traffic())
+            asked = Resume(reference_ns=1, within_pct=10.0, watch_only=True)
+            assert isinstance(await bench.say(asked, NS_PER_S // 3), Resumed)
+            await _hold_and_stop(bench)
+            assert bench.notes == []
+
+    run(test())
+
+
 def test_groups_are_made_anew_in_the_same_processes(store: str, tmp_path: Path) -> None:
     async def test() -> None:
         async with opened(store, tmp_path) as bench:

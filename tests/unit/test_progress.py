@@ -58,6 +58,21 @@ def test_what_a_reader_must_know_comes_first() -> None:
     ]
 
 
+def test_a_run_goes_on_when_who_watched_has_gone() -> None:
+    class Gone(io.StringIO):
+        writes = 0
+
+        def write(self, text: str) -> int:
+            self.writes += 1
+            raise BrokenPipeError(text)
+
+    stream = Gone()
+    progress = Progress(stream)
+    for _ in range(3):
+        progress(event("note", {"level": "info", "who": "n0", "text": "hello"}))
+    assert stream.writes == 1
+
+
 def test_a_collective_is_told_with_its_bus_bandwidth() -> None:
     row = {
         "op": "all_reduce",
