@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.model.busbw import Counts
@@ -88,6 +88,11 @@ class Operation:
         """Use this member's group from now on: communicators may be made anew under a traffic."""
         self.member = member
         self._start = self._starter()
+
+    def unbind(self) -> None:
+        """Let go of the group: torch ends a communicator only when nobody refers to it any more."""
+        self.member = replace(self.member, group=None)
+        self._start = _unbound
 
     def launch(self, iteration: int) -> None:
         """Run one iteration to its end, on the host's clock too."""
@@ -195,6 +200,10 @@ class Operation:
     def _pattern(self, index: int, first: int, length: int) -> Any:
         period = modulus(self.op, self.dtype)
         return pattern(self.place, index, range(first, first + length), period)
+
+
+def _unbound(sent: Any, got: Any) -> None:
+    raise ValueError("the groups of this operation were destroyed")
 
 
 def _either(dist: Any, name: str, before: str) -> Any:

@@ -108,6 +108,8 @@ class Communicators:
     def destroy(self) -> int:
         """Leave all groups; return when that was done. Harmless when there are none."""
         self._members = []
+        if self._kept:
+            self._kept.unbind()
         if self._torch is not None and self._torch.distributed.is_initialized():
             self._torch.distributed.destroy_process_group()
         return time.monotonic_ns()
