@@ -239,7 +239,12 @@ def _opener(asked: Asked, clock: RealClock) -> _Opener:
     """Choose the world; raises `UsageError` for one that `harness run` does not have."""
     bench, topology = asked.bench, asked.topology
     if bench.world == "live":
-        folder = asked.bench_path.parent / bench.keys
+        if netlink := [name for name, tor in bench.tors.items() if tor.driver == "netlink"]:
+            raise UsageError(
+                f"{asked.bench_path}: tors.{netlink[0]}.driver: netlink steers ToRs of emulated"
+                ' benches; on a live one the fabric steers by itself: "none"'
+            )
+        folder = Path(bench.keys) if bench.keys else None
         return _Opener(
             notes=(),
             open=lambda places, tell: open_live(

@@ -10,15 +10,21 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from harness.bench.children import Children, agent_argv
 from harness.bench.running import Places, RunningBench, join
 from harness.clock import Clock
 from harness.fabric.topology import Topology
 from harness.model.bench import Bench
+from harness.wire import keys
 from harness.wire.link import Link
+
+ANY_PORT = "127.0.0.1:0"
+"""Where agents that are started on this machine meet us when the bench file does not say."""
 
 
 @asynccontextmanager
@@ -28,36 +34,43 @@ async def open_live(
     places: Places,
     clock: Clock,
     *,
-    keys_folder: Path,
+    keys_folder: Path | None,
     tell: Callable[[str], None],
 ) -> AsyncIterator[RunningBench]:
-    """Listen, wait for every node's agent, open every switch; close all of it on every way out."""
+    """Listen, wait for every node's agent, open every switch; close all of it on every way out.
+
+    Without `keys_folder`, agents that are started here get keys that end with the run.
+    """
     names = [switch.password_env for switch in bench.switches.values() if switch.password_env]
     children = Children(places.logs, None, names)
 
-    def start_agents(link: Link) -> None:
-        for name in topology.nodes:
-            argv = agent_argv(name, link.address, keys_folder)
-            if bench.launcher == "local":
-                children.start(f"agent-{name}", [sys.executable, *argv])
-            else:
-                tell(f"on {bench.nodes[name].host or name}, paste:  python {shlex.join(argv)}")
+    async with AsyncExitStack() as stack:
+        folder = keys_folder or Path(stack.enter_context(TemporaryDirectory(prefix="harness-")))
+        if keys_folder is None:
+            keys.make_folder(folder, tuple(topology.nodes))
+        stack.callback(children.end)
+        joined = join(
+            bench,
+            topology,
+            places,
+            specs=bench.switches,
+            tors={},
+            agents=tuple(topology.nodes),
+            keys_folder=folder,
+            bind=bench.listen or ANY_PORT,
+            children=children,
+            start_agents=partial(_start_agents, bench, folder, children, tell),
+            clock=clock,
+        )
+        yield await stack.enter_async_context(joined)
 
-    joined = join(
-        bench,
-        topology,
-        places,
-        specs=bench.switches,
-        tors={},
-        agents=tuple(topology.nodes),
-        keys_folder=keys_folder,
-        bind=bench.listen,
-        children=children,
-        start_agents=start_agents,
-        clock=clock,
-    )
-    try:
-        async with joined as running:
-            yield running
-    finally:
-        children.end()
+
+def _start_agents(
+    bench: Bench, keys_folder: Path, children: Children, tell: Callable[[str], None], link: Link
+) -> None:
+    for name, node in bench.nodes.items():
+        argv = agent_argv(name, link.address, keys_folder)
+        if bench.launcher == "local":
+            children.start(f"agent-{name}", [sys.executable, *argv])
+        else:
+            tell(f"on {node.host or name}, paste:  python {shlex.join(argv)}")

@@ -74,11 +74,12 @@ def test_a_switch_slower_than_the_window_is_not_used_and_the_run_says_so(bench: 
     assert "the window is 1 ms" in out
 
 
-def test_ctrl_c_restores_and_ends_with_4(bench: Lab) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["ctrl_c", "hangup"])
+def test_an_interrupt_restores_and_ends_with_4(bench: Lab, number: signal.Signals) -> None:
     bench.files(count=100)
     process = bench.start()
     bench.await_traffic(process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     code, out = bench.finish(process)
     assert code == 4, out
     assert bench.snapshots() == {"ocs": True}

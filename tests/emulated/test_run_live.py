@@ -140,6 +140,28 @@ def test_a_live_bench_runs_is_restored_and_keeps_its_secrets(rack: Lab) -> None:
     assert b"a secret of the lab" not in written
 
 
+def test_agents_started_here_need_neither_keys_nor_a_port(rack: Lab) -> None:
+    bench = BENCH[: BENCH.index("[switches.ocs]")].replace('keys = "keys"\n', "")
+    (rack.folder / "bench.toml").write_text(bench.replace('listen = "127.0.0.1:{port}"\n', ""))
+    (rack.folder / "scenario.toml").write_text(
+        'question = "Do they meet?"\nbench = "bench.toml"\n[[steps]]\ndo = "collectives"\n'
+    )
+    code, out = rack.run()
+    assert code == 0, out
+    assert not list(rack.runs.rglob("*.key")), "secrets are no results"
+
+
+def test_a_live_tor_cannot_be_steered_over_netlink(rack: Lab) -> None:
+    bench_file(rack, "tcp://127.0.0.1:9", "known")
+    path = rack.folder / "bench.toml"
+    text = path.read_text().replace("ssh://", "tcp://")
+    path.write_text(text.replace("[tors.left]\n", '[tors.left]\ndriver = "netlink"\n'))
+    code, out = rack.run()
+    assert code == 2, out
+    assert "tors.left.driver" in out
+    assert not rack.runs.exists()
+
+
 def test_a_changed_host_key_is_refused_before_anything_is_sent(rack: Lab) -> None:
     with unit(rack.folder) as ready:
         host, kind, _ = ready.host_keys[0].split()[:3]
