@@ -11,7 +11,7 @@ when the map cannot be read: then a person or a later read must find out.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from drivers.base import (
     Applied,
@@ -132,17 +132,24 @@ def wait_for_light(
     floor_dbm: float,
     deadline_ns: int,
     *,
+    lit_before: Collection[int] = (),
+    stale_until_ns: int = 0,
     now_ns: Clock = time.monotonic_ns,
     sleep: Sleep = time.sleep,
 ) -> int:
     """Poll power until all of `egress` read above `floor_dbm`; return the stamp of the answer.
 
+    A power meter averages: for a while a port of `lit_before` still shows the light that it has
+    lost. Only from `stale_until_ns` on, one averaging window after the change, is it believed.
     Raises `NoLight` naming the ports still dark after `deadline_ns`; looks at least once. A look
     that the line spoils is repeated: looking is harmless.
     """
     dark = list(egress)
     while dark:
-        expired = now_ns() >= deadline_ns
+        if not set(dark) - set(lit_before):  # no other port is worth a look before
+            sleep(max(0, min(stale_until_ns, deadline_ns) - now_ns()) / NS_PER_S)
+        asked_ns = now_ns()
+        expired = asked_ns >= deadline_ns
         try:
             powers = ocs.power_dbm(dark)
         except (LinkLost, DeadlineExpired, Garbled):
@@ -150,7 +157,8 @@ def wait_for_light(
                 raise
             continue
         seen_ns = now_ns()
-        dark = [port for port in dark if powers[port] <= floor_dbm]
+        stale = lit_before if asked_ns < stale_until_ns else ()
+        dark = [port for port in dark if powers[port] <= floor_dbm or port in stale]
         if not dark:
             return seen_ns
         if expired:

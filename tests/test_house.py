@@ -128,13 +128,10 @@ UNITS = words("ns us ms s db dbm nm bytes bytes_per_s mbit_per_s gb_per_s pct pp
 UNIT_OF = {"GB/s": "gb_per_s", "Mbit/s": "mbit_per_s", "%": "pct", "dB": "db", "dBm": "dbm"}
 """How a unit of a document is spelt at the end of its field's name, where not as it is."""
 BARE_NUMBERS = words(
-    "averaging baud batch_max count cut_reply die_on_command epoch exit_code generation gpus"
-    " iteration iterations last lose_reply n oversubscription pid port ports rank re repeats rotate"
-    " samples seed seq uplinks v warmup world_size wrong"
-    # statistics and limits in the unit of their metric
-    " at_least at_most found max min p50 p95 p99 plus_minus value"
-    # the four stamps of a clock probe, as the literature calls them
-    " t1 t2 t3 t4"
+    "at_least at_most averaging batch_max baud count cut_reply die_on_command epoch exit_code"
+    " found generation gpus iteration iterations last lose_reply max min n oversubscription p50"
+    " p95 p99 pid plus_minus port ports power_averaging rank re repeats rotate samples seed seq t1"
+    " t2 t3 t4 uplinks v value warmup world_size wrong"
 )
 """Counts, ids and settings that have no unit. A quantity does not belong here: name its unit."""
 SCHEMAS = (

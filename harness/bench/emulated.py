@@ -258,7 +258,7 @@ def unit_of(
             answer_ms=emulate.answer_ms,
         ),
         optics=config.Optics(
-            insertion_loss_db=emulate.insertion_loss_db, averaging=emulate.averaging
+            insertion_loss_db=emulate.insertion_loss_db, averaging=switch.power_averaging
         ),
         faces=(face,),
         light=msgspec.structs.replace(light, hold_ms=links.nic_hold_ms),

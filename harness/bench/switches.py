@@ -24,7 +24,7 @@ from drivers.base import Applied, Delta, Identity, Matching, Ocs, PowerMonitor
 from drivers.catalog import open_ocs
 from drivers.errors import DriverError, NoLight
 from harness.bench.base import Switched
-from harness.clock import NS_PER_S
+from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import InfrastructureError, UsageError
 from harness.model.bench import Switch
 from harness.processes import ask_for_real_time
@@ -34,6 +34,10 @@ T = TypeVar("T")
 
 CLOSE_S = 10.0
 """For the end of a session, beyond what a change under way may take."""
+
+
+POWER_WINDOW_NS = 10 * NS_PER_MS
+"""Of a power meter set to averaging 1; each step doubles it (the unit's published data model)."""
 
 
 class ThreadedSwitch:
@@ -47,6 +51,10 @@ class ThreadedSwitch:
         self._thread = _Thread(f"switch-{name}")
         self._ocs: Ocs | None = None
         self._prepared: tuple[Matching, Delta] | None = None
+
+    @property
+    def _power_window_ns(self) -> int:
+        return POWER_WINDOW_NS << (self.spec.power_averaging - 1)
 
     @property
     def typical_switch_ns(self) -> int:
@@ -131,6 +139,8 @@ class ThreadedSwitch:
                 egress,
                 self.spec.light_floor_dbm,
                 deadline_ns=_after_s(self.spec.light_timeout_s),
+                lit_before={egress for _, egress in applied.before},
+                stale_until_ns=applied.acknowledged_ns + self._power_window_ns,
             )
         except NoLight as error:
             dark = error

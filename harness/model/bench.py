@@ -51,7 +51,6 @@ class EmulatedUnit(Strict, frozen=True, kw_only=True):
     switch_sd_ms: float = 0.0
     answer_ms: float = 0.0
     insertion_loss_db: float = 1.2
-    averaging: int = 1
     failed_ports: tuple[int, ...] = ()
     deny_ports: tuple[int, ...] = ()
     die_on_command: int = 0
@@ -81,6 +80,8 @@ class Switch(Strict, frozen=True, kw_only=True):
     apply_timeout_s: float = 30.0
     light_floor_dbm: float = -25.0
     light_timeout_s: float = 2.0
+    power_averaging: int = 4
+    """As set on the unit, 1..8: its power meter averages over 10 ms, doubling each step."""
     emulate: EmulatedUnit = EmulatedUnit()
 
 

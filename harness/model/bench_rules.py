@@ -139,6 +139,8 @@ def _switch(bench: Bench, where: str, switch: Switch) -> Iterator[str]:
             "(an unknown key is never accepted)"
         )
     yield from _secrets(where, switch)
+    if not 1 <= switch.power_averaging <= 8:
+        yield f"{where}.power_averaging: expected 1 to 8, as set on the unit"
     for key in ("exchange_timeout_s", "apply_timeout_s", "light_timeout_s"):
         if not getattr(switch, key) > 0:
             yield f"{where}.{key}: expected more than 0"
@@ -174,8 +176,6 @@ def _unit(where: str, unit: EmulatedUnit) -> Iterator[str]:
     for key in ("switch_ms", "switch_sd_ms", "answer_ms", "insertion_loss_db"):
         if getattr(unit, key) < 0:
             yield f"{where}.{key}: expected 0 or more"
-    if not 1 <= unit.averaging <= 8:
-        yield f"{where}.averaging: expected 1 to 8"
     for key in ("failed_ports", "deny_ports"):
         if beyond := [port for port in getattr(unit, key) if not 1 <= port <= 2 * unit.ports]:
             yield f"{where}.{key}: port {beyond[0]} is not one of 1-{2 * unit.ports}"

@@ -37,6 +37,7 @@ driver = "netlink"
 driver = "polatis-scpi"
 url = "tcp://"
 ports = "1-34,65-98"
+power_averaging = 1
 [switches.ocs.emulate]
 ports = 64
 switch_ms = 10.0

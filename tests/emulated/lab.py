@@ -61,6 +61,7 @@ driver = "{driver}"
 url = "{url}"
 ports = "1-4,9-12"
 light_timeout_s = 1.0
+power_averaging = 1
 exchange_timeout_s = 2.0
 [switches.ocs.emulate]
 ports = 8

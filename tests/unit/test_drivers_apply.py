@@ -349,6 +349,24 @@ def test_light_is_stamped_when_the_last_port_is_lit_and_only_dark_ports_are_aske
     assert lamp.asked[-1] == [10]
 
 
+def test_the_old_light_that_a_power_meter_still_shows_is_not_taken_for_the_new() -> None:
+    clock = Clock()
+    shown = Lamp(clock, {9: 0, 10: 5_000_000})  # 9 averages over what it has just lost
+    stamp = wait_for_light(
+        shown,
+        [9, 10],
+        -50.0,
+        FAR_NS,
+        lit_before=[9],
+        stale_until_ns=80_000_000,
+        now_ns=clock,
+        sleep=clock.sleep,
+    )
+    assert 80_000_000 <= stamp < 82_000_000
+    assert shown.asked[-1] == [9]
+    assert len(shown.asked) < 12, "nothing is asked while nothing can be believed"
+
+
 def test_ports_that_stay_dark_are_named_with_their_power() -> None:
     clock = Clock()
     lamp = Lamp(clock, {9: 0, 10: FAR_NS})
