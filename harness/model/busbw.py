@@ -54,6 +54,11 @@ def counts(op: Op, asked_bytes: int, ranks: int, dtype: Dtype) -> Counts:
     )
 
 
+def smallest_bytes(op: Op, ranks: int, dtype: Dtype) -> int:
+    """Return the smallest size of which something is left for each rank."""
+    return BLOCK_BYTES * ranks if op in _SPLIT else DTYPE_BYTES[dtype]
+
+
 def factor(op: Op, ranks: int) -> float:
     """Return busbw / algbw: 2(n-1)/n, (n-1)/n or 1."""
     if op == "all_reduce":

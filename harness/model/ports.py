@@ -44,7 +44,9 @@ def parse_ports(text: str) -> frozenset[int]:
         first = int(found[1])
         last = int(found[2] or found[1])
         if not 1 <= first <= last <= PORT_MAX:
-            raise ValueError(f"{part.strip()!r}: ports count from 1 and ranges go upwards")
+            raise ValueError(
+                f"{part.strip()!r}: ports count from 1 to {PORT_MAX} and ranges go upwards"
+            )
         both = ports.intersection(range(first, last + 1))
         if both:
             raise ValueError(f"port {min(both)} is listed twice")

@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from harness.model.bench import Bench
+from harness.model.busbw import smallest_bytes
 from harness.model.metrics import metric_problem, parse_metric
 from harness.model.nccl import NCCL_ALLOWED, refused_names
 from harness.model.ports import parse_cable, parse_circuit
-from harness.model.scenario import Check, Collectives, Reconfigure, Scenario, Shape, Shift
+from harness.model.scenario import Check, Collectives, Op, Reconfigure, Scenario, Shape, Shift
 from harness.model.schema import did_you_mean, dotted
-from harness.model.sizes import parse_size
+from harness.model.sizes import format_size, parse_size
 
 ELECTRICAL = "electrical"
 """The path that is always there; no shape can have its name."""
@@ -61,6 +62,10 @@ def together_problems(scenario: Scenario, bench: Bench) -> Iterator[str]:
     for i, step in enumerate(scenario.steps):
         if isinstance(step, Collectives | Reconfigure) and ranks < 2:
             yield f"steps[{i}]: bench {bench.name!r} has one rank; a collective needs two"
+        elif isinstance(step, Collectives):
+            yield from _sizes_for(step, f"steps[{i}]", ranks if step.group == "all" else 2)
+        elif isinstance(step, Reconfigure):
+            yield from _size_for(step, step.op, step.size, f"steps[{i}].size", ranks)
 
 
 # -- shapes and steps --------------------------------------------------------------------------
@@ -175,6 +180,24 @@ def _check(scenario: Scenario, where: str, check: Check) -> Iterator[str]:
 
 
 # -- scenario and bench ------------------------------------------------------------------------
+
+
+def _sizes_for(step: Collectives, where: str, ranks: int) -> Iterator[str]:
+    for i, size in enumerate(step.sizes):
+        for op in step.ops:
+            yield from _size_for(step, op, size, f"{where}.sizes[{i}]", ranks)
+
+
+def _size_for(
+    step: Collectives | Reconfigure, op: Op, size: str, where: str, ranks: int
+) -> Iterator[str]:
+    """Check that something of `size` is left for each of `ranks`, or of more where GPUs are."""
+    least = smallest_bytes(op, ranks, step.dtype)
+    if parse_size(size) < least:
+        yield (
+            f"{where}: {size!r} leaves nothing to {op} among {ranks} ranks; {step.dtype} takes "
+            f"{format_size(least)} or more"
+        )
 
 
 def _circuits_on(bench: Bench, shape: Shape, where: str) -> Iterator[str]:

@@ -50,18 +50,26 @@ async def switch_over(
     shape: str,
     hearing: asyncio.Task[Verdict],
     *,
+    preparing: asyncio.Task[None] | None = None,
     steer_first: bool = True,
 ) -> Change:
     """Bring `plan` up and account for it; afterwards `session.lit` is what really carries traffic.
 
-    `hearing`, the task of `listen`, began earlier, so that its messages cost no time here. Without
-    `steer_first` traffic stays on the circuits while they move (ride-through).
+    `hearing` and `preparing`, the tasks of `listen` and `prepare`, began earlier, so that what they
+    do costs no time here. Without `steer_first` traffic stays on the circuits while they move
+    (ride-through).
     """
     change = Change(before=session.lit, wanted=plan.links)
     if steer_first and session.lit != change.kept:
         await session.steer(change.kept)
         change.stamps["steered_away"] = session.bench.clock.now_ns()
+    reading_ns = 0
+    if preparing and not preparing.done():
+        asked_ns = session.bench.clock.now_ns()
+        await preparing
+        reading_ns = session.bench.clock.now_ns() - asked_ns
     healthy = await _switch(session, change)
+    change.device_ns += reading_ns
     verified = await _verify(session, change, healthy, hearing)
     if session.lit != verified:
         await session.steer(verified)

@@ -108,8 +108,9 @@ class _Once:
         ):
             if drains:
                 await self._quiet(intent_ns)
-            await self._wait_for_maps(preparing)
-            change = await switch_over(session, plan, self.shape, hearing, steer_first=drains)
+            change = await switch_over(
+                session, plan, self.shape, hearing, preparing=preparing, steer_first=drains
+            )
         self.stamps |= change.stamps
         self._waited(device_ns=change.device_ns, link_ns=change.link_ns)
         try:
@@ -145,13 +146,6 @@ class _Once:
         if self.step.groups == "rebuild":
             destroyed_ns = self.stamps["groups_destroyed"] = await session.destroy_groups()
             self._waited(groups_ns=max(0, destroyed_ns - quiesced_ns))
-
-    async def _wait_for_maps(self, preparing: asyncio.Task[None]) -> None:
-        """Wait until every switch has read its map; mostly that was done during the drain."""
-        asked_ns = self.session.bench.clock.now_ns()
-        if not preparing.done():
-            await preparing
-            self._waited(device_ns=self.session.bench.clock.now_ns() - asked_ns)
 
     async def _resume(self, change: Change, reference_ns: int) -> None:
         """Make communicators anew where asked, let the traffic go on, wait until it is steady."""

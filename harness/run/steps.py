@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from harness.clock import NS_PER_S
 from harness.errors import InfrastructureError, StepFailed, UsageError
 from harness.fabric.circuits import factor_round
+from harness.model.busbw import smallest_bytes
 from harness.model.scenario import Collectives, Op, Reconfigure, Shift
-from harness.model.sizes import parse_size
+from harness.model.sizes import format_size, parse_size
 from harness.run.change import listen, switch_over
 from harness.run.hearing import beacons_off, beacons_on
 from harness.run.reconfigure import reconfigure
@@ -76,6 +77,7 @@ def _by_circuit(session: Session, switch: str) -> tuple[tuple[int, ...], ...]:
 async def _collective(
     session: Session, step: Collectives, op: Op, size_bytes: int, path: str
 ) -> None:
+    _refuse_empty(session, step, op, size_bytes)
     timeout_ns = round(step.timeout_s * NS_PER_S)
     answers = await session.everyone(
         RunCollective(
@@ -99,6 +101,17 @@ async def _collective(
         wrong += sum(row.wrong or 0 for row in members)
     if wrong:
         raise StepFailed(f"{op} over {path}, {size_bytes} B: {wrong} wrong elements")
+
+
+def _refuse_empty(session: Session, step: Collectives, op: Op, size_bytes: int) -> None:
+    """Refuse a size that is cut to nothing among the ranks: the file knew nodes, not GPUs."""
+    ranks = max((len(group) for group in session.subgroups), default=session.world_size)
+    least = smallest_bytes(op, ranks, step.dtype)
+    if size_bytes < least:
+        raise UsageError(
+            f"{op}: {format_size(size_bytes)} leaves nothing for each of {ranks} ranks; "
+            f"{step.dtype} takes {format_size(least)} or more"
+        )
 
 
 def collective_row(

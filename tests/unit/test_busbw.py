@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from harness.model.busbw import (
     factor,
     max_of_ranks_ns,
     mean_of_ranks_ns,
+    smallest_bytes,
 )
 from harness.model.nccl import refused_names
 from harness.model.scenario import Dtype, Op
@@ -91,6 +93,15 @@ def test_a_row_never_exceeds_what_was_asked(op: Op, size: int, ranks: int, dtype
     row = counts(op, size, ranks, dtype)
     assert 0 <= size - row.size_bytes < max(16 * ranks, DTYPE_BYTES[dtype])
     assert row.size_bytes == max(row.sent, row.received) * DTYPE_BYTES[dtype]
+
+
+@given(st.sampled_from(get_args(Op)), st.integers(2, 600), st.sampled_from(get_args(Dtype)))
+def test_the_smallest_size_is_the_first_of_which_something_is_left(
+    op: Op, ranks: int, dtype: Dtype
+) -> None:
+    least = smallest_bytes(op, ranks, dtype)
+    assert counts(op, least, ranks, dtype).size_bytes == least
+    assert counts(op, least - 1, ranks, dtype) == Counts(0, 0, 0, 0)
 
 
 def test_factors() -> None:

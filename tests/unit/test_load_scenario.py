@@ -141,6 +141,33 @@ def test_listed_circuits_must_be_on_the_bench(circuits: tuple[str, ...], said: s
     assert str(caught.value).startswith("s.toml: ")
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            'ops = ["all_gather"]\nsizes = ["4MiB", "63"]',
+            "steps[0].sizes[1]: '63' leaves nothing to all_gather among 4 ranks; float32 takes 64B",
+        ),
+        (
+            'ops = ["all_gather"]\nsizes = ["31"]\ngroup = "pairs"',
+            "steps[0].sizes[0]: '31' leaves nothing to all_gather among 2 ranks; float32 takes 32B",
+        ),
+        (
+            'sizes = ["1B"]\ndtype = "float16"',
+            "steps[0].sizes[0]: '1B' leaves nothing to all_reduce among 4 ranks; float16 takes 2B",
+        ),
+    ],
+)
+def test_a_size_of_which_nothing_is_left_for_a_rank_is_refused(
+    change: str, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "scenario.toml"
+    path.write_text(f'question = "?"\n[[steps]]\ndo = "collectives"\n{change}\n')
+    with pytest.raises(BadFile) as caught:
+        check_together(load_scenario(path), BENCH, path)
+    assert [problem[: len(said)] for problem in caught.value.problems] == [said]
+
+
 def test_a_bench_that_cannot_do_what_is_asked_is_named() -> None:
     one = msgspec.structs.replace(
         BENCH, nodes={"n0": BENCH.nodes["n0"]}, cables={}, switches={}, name="alone"
