@@ -6,7 +6,6 @@ traffic is neither drained nor steered away first, which shows what that costs.
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
