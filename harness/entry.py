@@ -29,7 +29,15 @@ from harness.bench.live import open_live
 from harness.bench.running import Places
 from harness.bench.switches import credentials_of
 from harness.clock import RealClock
-from harness.errors import ExitCode, HarnessError, InfrastructureError, Interrupted, UsageError
+from harness.errors import (
+    MACHINE,
+    ExitCode,
+    HarnessError,
+    InfrastructureError,
+    Interrupted,
+    StepFailed,
+    UsageError,
+)
 from harness.fabric.circuits import Plan
 from harness.fabric.topology import Topology, topology_of
 from harness.model.bench import Bench
@@ -115,20 +123,46 @@ def run_scenario(
         for stream, fields in STREAMS.items():
             journal.describe(stream, fields)
         refresh(folder, store.coordinator_now())
-        bug: BaseException | None = None
-        code, reason = ExitCode.PASSED, ""
+        ended: Exception | None = None
         try:
             _conduct(asked, open_bench, folder, journal)
-        except HarnessError as error:
-            code, reason = error.exit_code, str(error)
-        except (DeviceFault, Misuse) as error:
-            code, reason = ExitCode.INFRASTRUCTURE, str(error)
+        except KeyboardInterrupt:  # before our own signal rules, or after them
+            ended = Interrupted("interrupted; the switches are as they were found")
         except Exception as error:
-            code, reason, bug = ExitCode.BUG, f"{type(error).__name__}: {error}", error
+            ended = error
+        return close_run(journal, folder, ended)
+
+
+def close_run(journal: Journal, folder: store.RunFolder, ended: Exception | None) -> RunSummary:
+    """Judge a run by what ended it; a bug of ours is raised again, once it is recorded.
+
+    Where the run cannot be recorded to its end, that is raised together with what ended it.
+    """
+    code, reason = _outcome(ended)
+    try:
         summary = conclude(journal, folder, code, reason)
-        if bug is not None:
-            raise bug
-        return summary
+    except InfrastructureError as unwritable:
+        if ended is None or str(ended) == str(unwritable):
+            raise
+        raise ExceptionGroup(f"run {folder.id}", [ended, unwritable]) from None
+    if ended is not None and code is ExitCode.BUG and not isinstance(ended, HarnessError):
+        raise ended
+    return summary
+
+
+def _outcome(ended: Exception | None) -> tuple[ExitCode, str]:
+    """Return the exit code that what ended a run stands for, and why."""
+    match ended:
+        case None:
+            return ExitCode.PASSED, ""
+        case HarnessError():
+            return ended.exit_code, str(ended)
+        case DeviceFault() | Misuse():
+            return ExitCode.INFRASTRUCTURE, str(ended)
+        case OSError(errno=number) if number in MACHINE:
+            return ExitCode.INFRASTRUCTURE, str(ended)
+        case _:
+            return ExitCode.BUG, f"{type(ended).__name__}: {ended}"
 
 
 def _conduct(asked: Asked, open_bench: _Opener, folder: store.RunFolder, journal: Journal) -> None:
@@ -168,7 +202,8 @@ async def outcome_first(
     """Enter `opening`; what ended the body is raised, and what the closing met later only told.
 
     A switch that is not restored must end the run with 5, even if an agent then fails to say
-    goodbye.
+    goodbye. But a step that failed while an agent was gone did not fail on a sound bench: a dead
+    agent is known by its silence, later than its ranks' peers notice.
     """
     first: BaseException | None = None
     try:
@@ -181,6 +216,8 @@ async def outcome_first(
     except BaseException as error:
         if first is None or error is first:
             raise
+        if isinstance(first, StepFailed) and isinstance(error, InfrastructureError):
+            raise InfrastructureError(f"{error}; {first}") from first
         tell(f"while the bench was closed: {str(error) or type(error).__name__}", "error")
         raise first from None
 

@@ -6,7 +6,16 @@ escapes is a bug of ours (exit code 70) and keeps its traceback.
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
+
+MACHINE = frozenset(
+    {
+        errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM,
+        errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN,
+    }
+)  # fmt: skip
+"""`OSError.errno` that says what this machine lacks, not what we did wrong."""
 
 
 class ExitCode(IntEnum):

@@ -6,14 +6,13 @@ bug of ours: it keeps its traceback and says so.
 
 from __future__ import annotations
 
-import errno
 import traceback
 from collections.abc import Iterator
 
 import click
 
 from drivers.errors import DeviceFault, Misuse
-from harness.errors import ExitCode, HarnessError
+from harness.errors import MACHINE, ExitCode, HarnessError
 
 WORST_FIRST = (
     ExitCode.RESTORE_FAILED,
@@ -27,14 +26,6 @@ WORST_FIRST = (
     ExitCode.PASSED,
 )
 """Which code wins when several things failed at once. A switch left changed outranks all."""
-
-MACHINE = frozenset(
-    {
-        errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM,
-        errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN,
-    }
-)  # fmt: skip
-"""Errors of the operating system that say what this machine lacks, not what we did wrong."""
 
 
 def exit_code(error: BaseException) -> ExitCode:

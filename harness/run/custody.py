@@ -41,14 +41,20 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write(folder: Path, snapshot: Snapshot) -> None:
-    """Write or replace the snapshot, durably: it must outlive this process and this machine."""
+    """Write or replace the snapshot, durably: it must outlive this process and this machine.
+
+    Raises `InfrastructureError` where it cannot be written; the one before stays.
+    """
     path = folder / f"{snapshot.switch}{SUFFIX}"
     scratch = path.with_suffix(".tmp")
-    with scratch.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(snapshot), indent=1))
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
+    try:
+        with scratch.open("wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(snapshot), indent=1))
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError as error:
+        raise InfrastructureError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def read_all(folder: Path) -> dict[str, Snapshot]:
@@ -108,8 +114,12 @@ async def _give_back(switch: SwitchHandle, folder: Path, snapshot: Snapshot) -> 
         return "failed", await _difference(switch, snapshot, error)
     except Exception as error:  # a bug of ours needs a person no less
         return "failed", f"{type(error).__name__}: {error}"
-    write(folder, msgspec.structs.replace(snapshot, restored=True))
-    return ("restored", describe(applied.delta)) if applied.delta else ("unchanged", "")
+    outcome, done = ("restored", describe(applied.delta)) if applied.delta else ("unchanged", "")
+    try:
+        write(folder, msgspec.structs.replace(snapshot, restored=True))
+    except InfrastructureError as unmarked:  # it is as it was found: `recover` will see that
+        done = "; ".join(filter(None, (done, str(unmarked))))
+    return outcome, done
 
 
 async def _difference(switch: SwitchHandle, snapshot: Snapshot, error: DriverError) -> str:
@@ -118,7 +128,8 @@ async def _difference(switch: SwitchHandle, snapshot: Snapshot, error: DriverErr
         found = await switch.read()
     except DriverError as unreadable:
         wanted = ", ".join(f"{a}->{b}" for a, b in snapshot.circuits) or "no circuit"
-        return f"{error}; map unknown ({unreadable}); it should hold {wanted}"
+        why = "" if str(unreadable) == str(error) else f" ({unreadable})"
+        return f"{error}; map unknown{why}; it should hold {wanted}"
     left = describe(Delta.between(found, snapshot.matching))
     return f"{error}; still to do: {left}" if left else f"{error}; but the map is as it was found"
 

@@ -159,8 +159,14 @@ async def _restore(
     except Exception as error:
         failed.append(f"steering: {str(error) or type(error).__name__}")
     outcomes = await custody.give_back(bench.switches, folder, snapshots)
-    for name, (outcome, difference) in outcomes.items():
-        record.event("restore", {"switch": name, "outcome": outcome, "difference": difference})
-        if outcome == "failed":
-            failed.append(f"{name}: {difference}")
+    failed += [
+        f"{name}: {text}" for name, (outcome, text) in outcomes.items() if outcome == "failed"
+    ]
+    try:
+        for name, (outcome, difference) in outcomes.items():
+            record.event("restore", {"switch": name, "outcome": outcome, "difference": difference})
+    except InfrastructureError as unwritable:
+        if not failed:
+            raise
+        failed.append(str(unwritable))  # a switch that needs a person outranks a full disk
     return failed

@@ -6,8 +6,11 @@ import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from drivers.base import EMPTY, Applied, Delta, Matching
 from drivers.errors import Indeterminate, LinkLost
+from harness.errors import InfrastructureError
 from harness.model.bench import Switch
 from harness.run import custody
 
@@ -95,3 +98,16 @@ def test_a_mute_switch_is_unknown_and_the_wanted_map_is_told(tmp_path: Path) -> 
     assert outcome == "failed"
     assert "map unknown" in difference
     assert "1->9, 2->10" in difference
+
+
+def test_a_full_disk_leaves_the_snapshot_before_and_the_switch_put_back(tmp_path: Path) -> None:
+    taken = snapshot(tmp_path)
+    (tmp_path / "agg0.snapshot.tmp").symlink_to("/dev/full")
+    with pytest.raises(InfrastructureError, match=r"agg0.*cannot be written: No space"):
+        custody.write(tmp_path, taken)
+    unit = Unit(map=Matching.of([(1, 10), (2, 9)]))
+    outcome, difference = give_back(tmp_path, unit)
+    assert outcome == "restored"
+    assert "No space" in difference
+    assert unit.map == FOUND
+    assert custody.read_all(tmp_path) == {"agg0": taken}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,15 +14,28 @@ from typing import Any
 import pytest
 
 from drivers.base import EMPTY, Applied, Delta, Identity, Matching
+from drivers.errors import LinkLost
+from harness.cli import failures
 from harness.clock import RealClock
-from harness.entry import outcome_first
-from harness.errors import AgentLost, HarnessError, InfrastructureError, RestoreFailed
+from harness.entry import close_run, outcome_first
+from harness.errors import (
+    AgentLost,
+    ExitCode,
+    HarnessError,
+    InfrastructureError,
+    RestoreFailed,
+    StepFailed,
+)
 from harness.fabric.topology import topology_of
 from harness.model.bench import Bench, Node, Switch, Tor
 from harness.model.scenario import Collectives, Scenario
+from harness.record.journal import Journal
+from harness.record.store import RunFolder
+from harness.record.summary import read_run
 from harness.run import custody, orchestrator
 from harness.run.session import Session
 
+SMALL = Path(__file__).parents[1] / "data/small-run"
 SPEC = Switch(driver="polatis-scpi", url="tcp://10.0.0.5:5025", ports="1-8,9-16")
 BENCH = Bench(
     name="rack", world="live", nodes={"n0": Node(tor="t0")}, tors={"t0": Tor()},
@@ -159,6 +174,28 @@ def test_a_note_that_cannot_be_recorded_is_not_lost(
     asyncio.run(main())
 
 
+def test_a_switch_that_needs_a_person_outranks_a_journal_that_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(Events):
+        def event(self, stream: str, data: Mapping[str, object]) -> None:
+            if stream == "restore":
+                raise InfrastructureError("journal: cannot be written")
+
+    class Broken(Unit):
+        async def apply(self, wanted: Matching) -> Applied:
+            raise LinkLost("the device closed the line")
+
+    steps(monkeypatch, changes_the_map)
+    with pytest.raises(RestoreFailed, match=r"agg0: the device closed.*cannot be written"):
+        asyncio.run(execute(Broken(), tmp_path, Full()))
+    unit = Unit()
+    unit.may_apply.set()
+    with pytest.raises(InfrastructureError, match="cannot be written"):
+        asyncio.run(execute(unit, tmp_path, Full()))
+    assert unit.map == EMPTY
+
+
 # -- what the run ends with ------------------------------------------------------------------
 
 
@@ -186,8 +223,57 @@ def test_what_ended_the_run_is_its_outcome_and_a_bad_closing_is_told(
     assert told == ["while the bench was closed: n0 did not answer shutdown"]
 
 
+def test_a_step_that_failed_because_an_agent_was_gone_is_the_benchs_fault() -> None:
+    told: list[str] = []
+    with pytest.raises(InfrastructureError, match=r"n0 did not answer shutdown; n1: broken pipe"):
+        asyncio.run(leave(StepFailed("n1: broken pipe"), told))
+
+
 def test_a_bad_closing_alone_is_the_outcome() -> None:
     told: list[str] = []
     with pytest.raises(HarnessError, match="did not answer shutdown"):
         asyncio.run(leave(None, told))
     assert told == []
+
+
+@pytest.mark.parametrize(
+    ("ended", "code"),
+    [(None, 3), (RestoreFailed("agg0: 1->9"), 5), (InfrastructureError("n0"), 3)],
+)
+def test_a_run_that_cannot_be_recorded_to_its_end_says_so_and_what_ended_it(
+    ended: HarnessError | None, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(SMALL / "journal.jsonl", tmp_path)
+    with Path("/dev/full").open("wb") as full:
+        journal = Journal(full, RealClock())
+        with pytest.raises((HarnessError, ExceptionGroup)) as caught:
+            close_run(journal, RunFolder(tmp_path), ended)
+        journal.close()
+    assert failures.tell(caught.value) == code
+    said = capsys.readouterr().err
+    assert "cannot be written: No space" in said
+    assert str(ended or "") in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("ended", "code"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "logs/n0.log"), 3),
+        (OSError(errno.EBADF, "Bad file descriptor"), 70),
+    ],
+)
+def test_what_the_machine_lacks_ends_a_run_with_3_and_a_bug_is_raised(
+    ended: OSError, code: int, tmp_path: Path
+) -> None:
+    lines = (SMALL / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "journal.jsonl").write_bytes(b"".join(lines[:-1]))
+    folder = RunFolder(tmp_path)
+    with Journal.reopen(folder.journal, RealClock()) as journal:
+        if code == ExitCode.BUG:
+            with pytest.raises(OSError, match="Bad file"):
+                close_run(journal, folder, ended)
+        else:
+            close_run(journal, folder, ended)
+    assert read_run(folder).exit_code == code
+    assert str(ended) in read_run(folder).reason
