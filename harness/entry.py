@@ -218,7 +218,8 @@ async def outcome_first(
             raise
         if isinstance(first, StepFailed) and isinstance(error, InfrastructureError):
             raise InfrastructureError(f"{error}; {first}") from first
-        tell(f"while the bench was closed: {str(error) or type(error).__name__}", "error")
+        with suppress(InfrastructureError):  # what cannot be recorded is told at the run's end
+            tell(f"while the bench was closed: {str(error) or type(error).__name__}", "error")
         raise first from None
 
 
