@@ -119,7 +119,10 @@ class Rank:
     def _on_traffic(self, frame: Frame) -> Message | None:
         gate, body = self._gate, frame.body
         if gate is None:
-            return self._refused("NoTraffic", self._broken or "no traffic was started")
+            # What broke it is most likely another rank: this one does not name itself.
+            ranks = () if self._broken else (self._rank,)
+            text = self._broken or "no traffic was started"
+            return Failure(error="NoTraffic", text=text, ranks=ranks)
         match body:
             case Hold():
                 return Held(entered={self._rank: gate.hold()})

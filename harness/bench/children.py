@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,7 +89,10 @@ class Children:
                 loop.remove_reader(handle)
                 os.close(handle)
         ended = [name for name, child in self._running.items() if child.poll() is not None]
-        told = (f"{name} ended early: {self.last_words(name)}" for name in ended)
+        told = (
+            f"{name} ended early, {_how(self._running[name].returncode)}: {self.last_words(name)}"
+            for name in ended
+        )
         raise InfrastructureError("; ".join(told))
 
     def end(self, names: Sequence[str] | None = None, grace_s: float = 2.0) -> None:
@@ -112,6 +116,14 @@ def agent_argv(name: str, coordinator: str, keys_folder: Path) -> list[str]:
     """Return the arguments after ``python`` that start an agent."""
     keys = str(keys_folder)
     return ["-m", "agents", "--name", name, "--coordinator", coordinator, "--keys", keys]
+
+
+def _how(status: int) -> str:
+    """Say in words how a process ended, from `subprocess`'s return code."""
+    if status >= 0:
+        return f"with status {status}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"killed by {known.get(-status, f'signal {-status}')}"
 
 
 def _identify(pid: int) -> Process | None:

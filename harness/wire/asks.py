@@ -23,6 +23,9 @@ ANSWER_GRACE_NS = 2 * NS_PER_S
 """An agent may answer at its deadline, or be cut off a second later; then it has to travel."""
 SETTLE_NS = 100 * NS_PER_MS
 """After a first failure, how long others have to be named with it."""
+CULPRIT_NS = 4 * NS_PER_S
+"""How long more where nobody has named a rank at fault: what was told only follows from it. More
+than an agent takes to find out which rank hangs, or to be given up as silent itself."""
 
 
 class CommandFailed(StepFailed):
@@ -31,7 +34,11 @@ class CommandFailed(StepFailed):
     def __init__(self, kind: str, failures: Mapping[str, Failure]) -> None:
         self.kind, self.failures = kind, dict(failures)
         self.ranks = tuple(sorted({r for f in failures.values() for r in f.ranks}))
-        super().__init__("; ".join(_told(kind, a, f) for a, f in sorted(failures.items())))
+        causes = {agent: f for agent, f in failures.items() if f.ranks} or self.failures
+        told = [_told(kind, agent, failure) for agent, failure in sorted(causes.items())]
+        if followed := sorted(failures.keys() - causes.keys()):
+            told.append(f"it failed then on {', '.join(followed)} too")
+        super().__init__("; ".join(told))
 
 
 def _told(kind: str, agent: str, failure: Failure) -> str:
@@ -150,7 +157,8 @@ async def answers(asks: Iterable[Ask]) -> None:
     futures = [ask.future for ask in asks]
     done, rest = await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
     if rest and not any(future.cancelled() for future in done):
-        await asyncio.wait(rest, timeout=SETTLE_NS / NS_PER_S)
+        _, rest = await asyncio.wait(rest, timeout=SETTLE_NS / NS_PER_S)
+        await _wait_for_culprit(futures, rest)
     settled = [ask for ask in asks if ask.future.done()]
     errors = [error for ask in settled if (error := ask.future.exception())]
     failures: dict[str, Failure] = {}
@@ -167,3 +175,25 @@ async def answers(asks: Iterable[Ask]) -> None:
         raise AgentLost("; ".join(lost + more))
     if failures:
         raise CommandFailed(asks[0].kind, failures)
+
+
+async def _wait_for_culprit(
+    futures: Iterable[asyncio.Future[Any]], rest: set[asyncio.Future[Any]]
+) -> None:
+    """Wait as long as all failures may follow from one that was not told yet."""
+    until_ns = time.monotonic_ns() + CULPRIT_NS
+    while rest and all(_only_follows(future) for future in futures if future.done()):
+        left_s = (until_ns - time.monotonic_ns()) / NS_PER_S
+        done, rest = await asyncio.wait(
+            rest, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED
+        )
+        if not done:
+            return
+
+
+def _only_follows(future: asyncio.Future[Any]) -> bool:
+    """Tell an answer, or a failure without ranks at fault, from what ends the search for one."""
+    if future.cancelled():
+        return False
+    error = future.exception()
+    return error is None or (isinstance(error, CommandFailed) and not error.ranks)
