@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from drivers.emulators.light.abilities import Abilities
 from harness.cli import main
+from harness.cli.doctor import best_light
 
 
 def findings(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, object]]:
@@ -33,3 +35,21 @@ def test_as_root_emulated_circuits_move_packets(capsys: pytest.CaptureFixture[st
 def test_the_serial_line_that_it_tried_was_real(capsys: pytest.CaptureFixture[str]) -> None:
     name = Path(str(findings(capsys)["pty"]["found"]))
     assert name.is_relative_to("/dev")
+
+
+@pytest.mark.parametrize(
+    ("refusals", "ok", "said"),
+    [
+        ({}, True, "by eBPF"),
+        ({"ebpf": "old kernel"}, True, "by tc u32"),
+        ({"ebpf": "no", "mirred": "no"}, True, "in a user namespace, which a run makes"),
+        ({"ebpf": "no", "mirred": "no", "user_namespaces": "no"}, False, "control plane only"),
+    ],
+)
+def test_the_light_it_tells_of_is_the_one_that_a_run_would_use(
+    refusals: dict[str, str], ok: bool, said: str
+) -> None:
+    works = dict.fromkeys(("namespaces", "ebpf", "mirred", "user_namespaces"), "")
+    light = best_light(Abilities(**works | refusals, lateness_p99_ns=0, smallest_dark_ns=0))
+    assert light.ok == ok
+    assert said in light.found
