@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,21 @@ from harness.model.schema import examine
 T = TypeVar("T")
 
 FILE_BYTES_MAX = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of file: what a reader calls it, and keys that only it has."""
+
+    name: str
+    signs: frozenset[str]
+
+
+KINDS: Mapping[type[Any], _Kind] = {
+    Scenario: _Kind("a scenario", frozenset({"question", "steps"})),
+    Bench: _Kind("a bench file", frozenset({"world", "nodes"})),
+    MapFile: _Kind("a map", frozenset({"circuits"})),
+}
 
 _POSITION = re.compile(r"(.*) \(at line (\d+), column (\d+)\)", re.DOTALL)
 
@@ -75,12 +91,23 @@ def check_together(scenario: Scenario, bench: Bench, path: str | Path = "scenari
 
 
 def _load(path: Path, struct: type[T], rules: Callable[[T], Iterable[str]]) -> T:
-    value, problems = examine(_read(path), struct)
+    table = _read(path)
+    _refuse_another_kind(path, table, struct)
+    value, problems = examine(table, struct)
     if value is not None:
         problems += rules(value)
     if problems or value is None:
         raise BadFile(str(path), list(dict.fromkeys(problems)))
     return value
+
+
+def _refuse_another_kind(path: Path, table: dict[str, Any], struct: type[Any]) -> None:
+    """Refuse a file that is of another kind in one line, not in one for each of its keys."""
+    wanted = KINDS[struct]
+    if table.keys() & wanted.signs:
+        return
+    if other := next((kind for kind in KINDS.values() if table.keys() & kind.signs), None):
+        raise BadFile(str(path), [f"this is {other.name}; {wanted.name} is expected here"])
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from harness.errors import BadFile, ExitCode
 from harness.fabric.circuits import plan_shape
 from harness.fabric.topology import topology_of
-from harness.model.load import bench_path, check_together, load_bench, load_scenario
+from harness.model.load import bench_path, check_together, load_bench, load_map, load_scenario
 from harness.model.scenario import Collectives, Reconfigure, Shape
 
 SHIPPED = Path(__file__).parents[2] / "scenarios/quickstart.toml"
@@ -110,6 +110,21 @@ def test_a_problem_is_named_with_its_key_and_what_would_be_right(
     tmp_path: Path, old: str, new: str, said: str
 ) -> None:
     assert said in "\n".join(problems(tmp_path, changed(TEXT, old, new)))
+
+
+def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path: Path) -> None:
+    bench = SHIPPED.parent / "benches/emulated-4.toml"
+    circuits = tmp_path / "map.toml"
+    circuits.write_text('[circuits]\n"1" = 17\n')
+    for load, path, said in (
+        (load_scenario, bench, "this is a bench file; a scenario is expected here"),
+        (load_bench, SHIPPED, "this is a scenario; a bench file is expected here"),
+        (load_bench, circuits, "this is a map; a bench file is expected here"),
+        (load_map, bench, "this is a bench file; a map is expected here"),
+    ):
+        with pytest.raises(BadFile) as caught:
+            load(path)  # type: ignore[operator]
+        assert caught.value.problems == [said]
 
 
 def test_a_scenario_without_steps_is_refused(tmp_path: Path) -> None:
