@@ -31,6 +31,7 @@ from harness.bench.switches import credentials_of
 from harness.clock import RealClock
 from harness.errors import (
     MACHINE,
+    BadFile,
     ExitCode,
     HarnessError,
     InfrastructureError,
@@ -122,6 +123,7 @@ def run_scenario(
         journal.start(_start(asked, folder.id, open_bench.notes, clock))
         for stream, fields in STREAMS.items():
             journal.describe(stream, fields)
+        journal.sync()  # what `recover` asks of it is on the disk before anything is changed
         refresh(folder, store.coordinator_now())
         ended: Exception | None = None
         try:
@@ -356,8 +358,15 @@ def recover(run: str, runs_dir: Path) -> dict[str, str]:
     folder = store.find(runs_dir, run)
     if not is_closed(folder.journal) and store.is_held(folder):
         raise UsageError(f"run {folder.id} is still going: stop its process first (Ctrl-C)")
-    if read_run(folder).world == "emulated" and not join_killed(folder.path):
+    if _was_emulated(folder) and not join_killed(folder.path):
         return recovery.abandon(folder.snapshots)
     outcomes = recovery.recover(folder.snapshots)
     release(folder.path)
     return outcomes
+
+
+def _was_emulated(folder: store.RunFolder) -> bool:
+    try:
+        return read_run(folder).world == "emulated"
+    except BadFile:  # a journal that lost its start: the snapshots alone say what to put back
+        return False

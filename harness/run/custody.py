@@ -18,7 +18,7 @@ import msgspec
 from drivers.base import Delta, Matching
 from drivers.errors import DriverError
 from harness.bench.base import Bench, SwitchHandle
-from harness.errors import InfrastructureError
+from harness.errors import InfrastructureError, RestoreFailed
 from harness.model.bench import Switch
 
 SUFFIX = ".snapshot.json"
@@ -58,12 +58,20 @@ def write(folder: Path, snapshot: Snapshot) -> None:
 
 
 def read_all(folder: Path) -> dict[str, Snapshot]:
-    """Read every snapshot of a run folder, by switch."""
-    found = (
-        msgspec.json.decode(path.read_bytes(), type=Snapshot)
-        for path in sorted(folder.glob(f"*{SUFFIX}"))
-    )
+    """Read every snapshot of a run folder, by switch.
+
+    Raises `RestoreFailed` on one that is damaged: what its switch held, nobody knows.
+    """
+    found = (_read_one(path) for path in sorted(folder.glob(f"*{SUFFIX}")))
     return {snapshot.switch: snapshot for snapshot in found}
+
+
+def _read_one(path: Path) -> Snapshot:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Snapshot)
+    except (OSError, msgspec.MsgspecError) as error:
+        text = f"{path}: the snapshot cannot be read, so a person must look at the switch: {error}"
+        raise RestoreFailed(text) from error
 
 
 async def take(bench: Bench, folder: Path) -> dict[str, Snapshot]:

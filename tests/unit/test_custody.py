@@ -10,7 +10,8 @@ import pytest
 
 from drivers.base import EMPTY, Applied, Delta, Matching
 from drivers.errors import Indeterminate, LinkLost
-from harness.errors import InfrastructureError
+from harness.entry import recover
+from harness.errors import InfrastructureError, RestoreFailed
 from harness.model.bench import Switch
 from harness.run import custody
 
@@ -111,3 +112,29 @@ def test_a_full_disk_leaves_the_snapshot_before_and_the_switch_put_back(tmp_path
     assert "No space" in difference
     assert unit.map == FOUND
     assert custody.read_all(tmp_path) == {"agg0": taken}
+
+
+def test_a_damaged_snapshot_needs_a_person_and_is_named(tmp_path: Path) -> None:
+    snapshot(tmp_path)
+    path = tmp_path / "agg0.snapshot.json"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(RestoreFailed, match=r"agg0\.snapshot\.json: the snapshot cannot be read"):
+        custody.read_all(tmp_path)
+
+
+def test_a_journal_that_lost_its_start_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    folder = tmp_path / "r1"
+    (folder / "snapshots").mkdir(parents=True)
+    (folder / "journal.jsonl").write_bytes(b'{"type":"sta')
+    assert recover("r1", tmp_path) == {}
+    custody.write(
+        folder / "snapshots",
+        custody.Snapshot(
+            switch="agg0",
+            spec=Switch(driver="polatis-scpi", url="tcp://127.0.0.1:1", ports="1-8,9-16"),
+            ports=tuple(range(1, 17)),
+            circuits=tuple(FOUND),
+        ),
+    )
+    with pytest.raises(RestoreFailed, match=r"agg0 failed: .*127\.0\.0\.1:1"):
+        recover("r1", tmp_path)
