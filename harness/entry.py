@@ -36,6 +36,7 @@ from harness.errors import (
     HarnessError,
     InfrastructureError,
     Interrupted,
+    RestoreFailed,
     StepFailed,
     UsageError,
 )
@@ -132,6 +133,8 @@ def run_scenario(
             ended = Interrupted("interrupted; the switches are as they were found")
         except Exception as error:
             ended = error
+        if isinstance(ended, RestoreFailed) and asked.bench.world == "live":
+            ended = RestoreFailed(f"{ended}. Put this right with: harness recover {folder.id}")
         return close_run(journal, folder, ended)
 
 
@@ -279,11 +282,6 @@ def _opener(asked: Asked, clock: RealClock) -> _Opener:
     """Choose the world; raises `UsageError` for one that `harness run` does not have."""
     bench, topology = asked.bench, asked.topology
     if bench.world == "live":
-        if netlink := [name for name, tor in bench.tors.items() if tor.driver == "netlink"]:
-            raise UsageError(
-                f"{asked.bench_path}: tors.{netlink[0]}.driver: netlink steers ToRs of emulated"
-                ' benches; on a live one the fabric steers by itself: "none"'
-            )
         folder = Path(bench.keys) if bench.keys else None
         return _Opener(
             notes=(),

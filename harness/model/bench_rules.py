@@ -47,6 +47,11 @@ def bench_problems(bench: Bench) -> Iterator[str]:
     for name, tor in bench.tors.items():
         if not 0 <= tor.uplinks <= UPLINKS_MAX:
             yield f"{dotted('tors', name)}.uplinks: expected 0 to {UPLINKS_MAX}"
+        if tor.driver == "netlink" and bench.world == "live":
+            yield (
+                f"{dotted('tors', name)}.driver: netlink steers ToRs of emulated benches; on a live "
+                'one the fabric steers by itself: "none"'
+            )
     for name, switch in bench.switches.items():
         yield from _switch(bench, dotted("switches", name), switch)
     yield from _each_once(bench)

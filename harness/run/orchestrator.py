@@ -141,11 +141,7 @@ async def _give_back(
     except TimeoutError:
         failed = [f"not restored within {limit_s:g} s"]
     if failed:
-        raise RestoreFailed(
-            "switches are not as they were found: "
-            + "; ".join(failed)
-            + f". Put this right with: harness recover {folder.parent.name}"
-        )
+        raise RestoreFailed("switches are not as they were found: " + "; ".join(failed))
 
 
 async def _restore(
