@@ -49,8 +49,8 @@ def bench_problems(bench: Bench) -> Iterator[str]:
             yield f"{dotted('tors', name)}.uplinks: expected 0 to {UPLINKS_MAX}"
         if tor.driver == "netlink" and bench.world == "live":
             yield (
-                f"{dotted('tors', name)}.driver: netlink steers ToRs of emulated benches; on a live "
-                'one the fabric steers by itself: "none"'
+                f"{dotted('tors', name)}.driver: netlink steers ToRs of emulated benches; on a "
+                'live one the fabric steers by itself: "none"'
             )
     for name, switch in bench.switches.items():
         yield from _switch(bench, dotted("switches", name), switch)
