@@ -150,7 +150,7 @@ def test_a_bug_in_one_driver_leaves_no_switch_untried_and_needs_a_person(
             raise KeyError("a bug")
 
     steps(monkeypatch, changes_the_map)
-"):
+    with pytest.raises(RestoreFailed, match=r"agg0: KeyError: 'a bug'"):
         asyncio.run(execute(Broken(), tmp_path, Events()))
 
 
