@@ -47,7 +47,7 @@ from harness.model.documents import SCHEMA, Document, RunSummary, Start
 from harness.model.load import check_together, load_bench, load_scenario
 from harness.model.scenario import Scenario
 from harness.model.streams import STREAMS
-from harness.processes import ask_for_real_time
+from harness.processes import ask_for_real_time, awake
 from harness.record import store
 from harness.record.journal import Journal, is_closed
 from harness.record.summary import conclude, read_run, refresh
@@ -193,7 +193,7 @@ def _conduct(asked: Asked, open_bench: _Opener, folder: store.RunFolder, journal
         told.event("note", {"level": level, "who": "coordinator", "text": text})
 
     async def main() -> None:
-        with _Interrupts(folder):
+        with awake(), _Interrupts(folder):
             async with outcome_first(open_bench(places, tell), tell) as bench:
                 await execute(bench, asked.scenario, asked.plans, told, folder.snapshots)
 

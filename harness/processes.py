@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import select
 import signal
+import struct
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -123,3 +124,22 @@ def ask_for_real_time() -> None:
     with suppress(PermissionError):
         policy = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
         os.sched_setscheduler(0, policy, os.sched_param(1))
+
+
+@contextmanager
+def awake() -> Iterator[None]:
+    """Keep this machine's processors out of deep idle states, where we may (PM QoS).
+
+    Between two messages everybody sleeps, and waking a halted processor takes longer than the
+    message. The request holds as long as the file is open: it ends with us, however we end.
+    """
+    try:
+        latency = os.open("/dev/cpu_dma_latency", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:  # not there, or not ours to ask
+        yield
+        return
+    try:
+        os.write(latency, struct.pack("=i", 0))
+        yield
+    finally:
+        os.close(latency)
