@@ -112,9 +112,11 @@ EDGES: dict[str, str] = {
 AMBIENT = re.compile(
     r"^(time\.(time|time_ns|monotonic|monotonic_ns|perf_counter|perf_counter_ns|sleep)"
     r"|asyncio\.sleep|(datetime\.)?(datetime|date)\.(now|utcnow|today)"
-    r"|random\.(?!Random$)\w+|numpy\.random\.(?!default_rng$)\w+|np\.random\.(?!default_rng$)\w+"
+    r"|random\.(?!Random$)\w+|(np|numpy)\.random\.(?!(default_rng|PCG64|SeedSequence)$)\w+"
     r"|secrets\.\w+|uuid\.uuid[14]|os\.urandom)$"
 )
+SEEDED = re.compile(r"^(random\.Random|((np|numpy)\.random\.)?(default_rng|PCG64|SeedSequence))$")
+"""Chance that is ambient only where no seed is given."""
 WALL = re.compile(r"^(time\.time|time\.time_ns|(datetime\.)?(datetime|date)\.(now|utcnow|today))$")
 WALL_EDGES = ("harness/clock.py", "drivers/emulators/", "tests/benchmarks/")
 
@@ -124,20 +126,23 @@ FUNCTION_LINES, MODULE_LINES, TEST_MODULE_LINES, LINE_COLUMNS, FOLDERS_DEEP = 50
 PRAGMA = re.compile(r"\s*#\s*(noqa|type:\s*ignore).*$")
 """Said to a tool, so not counted in the width of a line."""
 
-UNITS = words("ns us ms s db dbm nm bytes bytes_per_s mbit_per_s gb_per_s pct ppb hz")
+UNITS = words("ns us ms s db dbm nm bytes bytes_per_s mbit_per_s gb_per_s pct ppb hz tokens")
 UNIT_OF = {"GB/s": "gb_per_s", "Mbit/s": "mbit_per_s", "%": "pct", "dB": "db", "dBm": "dbm"}
 """How a unit of a document is spelt at the end of its field's name, where not as it is."""
 BARE_NUMBERS = words(
     "at_least at_most averaging batch_max baud count cut_reply die_on_command epoch exit_code"
-    " found generation gpus iteration iterations last lose_reply max min n oversubscription p50"
-    " p95 p99 pid plus_minus port ports power_averaging rank re repeats rotate samples seed seq t1"
-    " t2 t3 t4 uplinks v value warmup world_size wrong"
+    " found generation gpus growth_per_step iteration iterations last lose_reply max min n"
+    " oversubscription p50 p95 p99 pid plus_minus port ports power_averaging prompt prompts rank re"
+    " repeats requests_max rotate sample samples seed seq sibling_correlation skipped step steps t1"
+    " t2 t3 t4 turn_correlation uplinks v value warmup world_size wrong"
 )
 """Counts, ids and settings that have no unit. A quantity does not belong here: name its unit."""
 SCHEMAS = (
     "harness/model/bench.py",
     "harness/model/scenario.py",
     "harness/model/documents.py",
+    "harness/model/workload.py",
+    "harness/model/replay.py",
     "harness/wire/messages.py",
     "harness/wire/timesync.py",
     "drivers/emulators/config.py",
@@ -345,7 +350,7 @@ def test_time_and_chance_are_arguments() -> None:
     wrong = []
     for path in modules(*PACKAGES, "tests/unit", "tests/emulated"):
         for name, node in calls(path):
-            unseeded = name == "random.Random" and not node.args
+            unseeded = SEEDED.match(name) and not node.args
             ambient = AMBIENT.match(name) and not within(path, EDGES)
             wall = WALL.match(name) and not within(path, WALL_EDGES)
             if unseeded or ambient or wall:

@@ -1,18 +1,19 @@
-"""Files in: a bench, a scenario or a map from TOML, or one `BadFile` with all that is wrong.
+"""Files in: a bench, a scenario, a workload or a map from TOML, or one `BadFile` with all problems.
 
 Three passes, each of which may add problems: TOML itself, the schema (`harness.model.schema`), and
-the rules that tie values together (`harness.model.bench_rules`, `scenario_rules`). This is the one
-module of the model that touches the disk.
+the rules that tie values together (`harness.model.bench_rules`, `scenario_rules`,
+`workload_rules`). This is the one module of the model that touches the disk, and so it also opens
+the traces that a workload names.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -21,13 +22,20 @@ from harness.errors import BadFile
 from harness.model.bench import Bench, Switch
 from harness.model.bench_rules import PATH_KEYS, bench_problems
 from harness.model.mapfile import MapFile, map_problems, matching_of
+from harness.model.replay import Replay
 from harness.model.scenario import Scenario
 from harness.model.scenario_rules import scenario_problems, together_problems
 from harness.model.schema import examine
+from harness.model.traces import read_trace
+from harness.model.workload import TraceWorkload, Workload
+from harness.model.workload_rules import workload_problems
 
 T = TypeVar("T")
 
 FILE_BYTES_MAX = 4 * 2**20
+LINE_BYTES_MAX = 4 * 2**20
+"""Of a trace: a line of ids of all blocks of the longest prompts is far shorter."""
+WORKLOAD: Any = Workload  # a union, for which mypy has no `type[T]`
 
 
 @dataclass(frozen=True)
@@ -38,8 +46,9 @@ class _Kind:
     signs: frozenset[str]
 
 
-KINDS: Mapping[type[Any], _Kind] = {
-    Scenario: _Kind("a scenario", frozenset({"question", "steps"})),
+KINDS: Mapping[Any, _Kind] = {
+    Scenario: _Kind("a scenario", frozenset({"question", "steps", "shapes", "checks"})),
+    WORKLOAD: _Kind("a workload", frozenset({"question", "kind", "prompts", "format", "path"})),
     Bench: _Kind("a bench file", frozenset({"world", "nodes"})),
     MapFile: _Kind("a map", frozenset({"circuits"})),
 }
@@ -62,6 +71,39 @@ def load_bench(path: str | Path) -> Bench:
 def load_scenario(path: str | Path) -> Scenario:
     """Read a scenario file. Raises `BadFile` with every problem found."""
     return _load(Path(path), Scenario, scenario_problems)
+
+
+def load_workload(path: str | Path) -> Workload:
+    """Read a workload file; a trace's path is resolved against its folder.
+
+    Raises `BadFile` with every problem found. The trace itself is read by `requests_of`.
+    """
+    workload: Workload = _load(Path(path), WORKLOAD, workload_problems)
+    if isinstance(workload, TraceWorkload):
+        trace = Path(path).resolve().parent / Path(workload.path).expanduser()
+        return msgspec.structs.replace(workload, path=str(trace))
+    return workload
+
+
+def requests_of(workload: Workload) -> Replay:
+    """Return the requests of a workload: the same ones, with the same digest, at every call.
+
+    Raises `BadFile`, naming the trace, where it cannot be read or has rows that are refused.
+    """
+    if not isinstance(workload, TraceWorkload):
+        from harness.model.lengths import generate  # noqa: PLC0415
+
+        return generate(workload)
+    path = Path(workload.path)
+    try:
+        if path.exists() and not path.is_file():
+            raise BadFile(workload.path, ["not a file of rows"])
+        with path.open("rb") as file:
+            return read_trace(_lines(file, workload.path), workload)
+    except FileNotFoundError as error:
+        raise BadFile(workload.path, ["no such file"]) from error
+    except OSError as error:
+        raise BadFile(workload.path, [f"cannot be read: {error.strerror}"]) from error
 
 
 def load_map(path: str | Path) -> Matching:
@@ -104,9 +146,8 @@ def _load(path: Path, struct: type[T], rules: Callable[[T], Iterable[str]]) -> T
 def _refuse_another_kind(path: Path, table: dict[str, Any], struct: type[Any]) -> None:
     """Refuse a file that is of another kind in one line, not in one for each of its keys."""
     wanted = KINDS[struct]
-    if table.keys() & wanted.signs:
-        return
-    if other := next((kind for kind in KINDS.values() if table.keys() & kind.signs), None):
+    other = max(KINDS.values(), key=lambda kind: len(table.keys() & kind.signs))
+    if len(table.keys() & other.signs) > len(table.keys() & wanted.signs):
         raise BadFile(str(path), [f"this is {other.name}; {wanted.name} is expected here"])
 
 
@@ -129,6 +170,18 @@ def _read(path: Path) -> dict[str, Any]:
         raise BadFile(str(path), ["not TOML: nested too deeply"]) from error
     except ValueError as error:  # TOMLDecodeError, and int() on numbers of thousands of digits
         raise BadFile(str(path), [_syntax(str(error))]) from error
+
+
+def _lines(file: BinaryIO, path: str) -> Iterator[bytes]:
+    number = 0
+    while line := file.readline(LINE_BYTES_MAX + 1):
+        number += 1
+        if len(line) > LINE_BYTES_MAX:
+            raise BadFile(
+                path,
+                [f"line {number}: longer than {LINE_BYTES_MAX} bytes: is this the right file?"],
+            )
+        yield line
 
 
 def _syntax(text: str) -> str:

@@ -48,7 +48,7 @@ def examine(table: dict[str, Any], struct: type[T]) -> tuple[T | None, list[str]
     it can still be checked and one slip gives one message.
     """
     walk = _Walk()
-    mended = walk.struct(table, mi.type_info(struct), "")
+    mended = walk.value(table, mi.type_info(struct), "")
     if walk.unreadable:
         return None, walk.problems
     return msgspec.convert(mended, struct), walk.problems

@@ -1,4 +1,4 @@
-"""The scenarios and benches that come with the house are good, and fit each other."""
+"""The scenarios, benches and workloads that come with the house are good, and fit each other."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from harness.model.load import bench_path, check_together, load_bench, load_scenario
+from harness.model.load import (
+    bench_path,
+    check_together,
+    load_bench,
+    load_scenario,
+    load_workload,
+    requests_of,
+)
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 BENCHES = sorted((SCENARIOS / "benches").glob("*.toml"))
+WORKLOADS = sorted((SCENARIOS / "workloads").glob("*.toml"))
 
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.toml")), ids=lambda path: path.stem)
@@ -24,3 +32,20 @@ def test_every_scenario_can_be_asked_of_its_own_bench(path: Path) -> None:
 def test_the_quickstart_can_be_asked_of_every_bench(path: Path) -> None:
     quickstart = SCENARIOS / "quickstart.toml"
     check_together(load_scenario(quickstart), load_bench(path), quickstart)
+
+
+@pytest.mark.parametrize("path", WORKLOADS, ids=lambda path: path.stem)
+def test_every_workload_opens_with_its_question_and_gives_requests(path: Path) -> None:
+    text = path.read_text()
+    workload = load_workload(path)
+    assert text.splitlines()[0] == f'question = "{workload.question}"'
+    assert "# Source: " in text, "a workload says where its statistics come from"
+    replay = requests_of(workload)
+    assert replay.requests
+    assert replay.digest == requests_of(workload).digest
+
+
+def test_the_published_archetypes_are_all_there() -> None:
+    assert {"heavy-tail", "cap-saturated", "tight-runaways", "multi-turn"} <= {
+        path.stem for path in WORKLOADS
+    }
