@@ -23,7 +23,7 @@ from agents.probe import Probe
 from agents.ranks import Ranks
 from harness.clock import NS_PER_S
 from harness.errors import ExitCode, HarnessError
-from harness.processes import ask_for_real_time
+from harness.processes import ask_for_real_time, awake
 from harness.wire import codec
 from harness.wire.echo import Echo
 from harness.wire.meeting import Coordinator, Met, meet
@@ -250,10 +250,11 @@ def run(
     coordinator: Coordinator, max_wait_ns: int, make_labours: MakeLabours = labours
 ) -> ExitCode:
     """Meet the coordinator, serve it, and leave nothing behind. Blocks; returns the exit code."""
-    met = meet(coordinator, hello(), max_wait_ns)
     ask_for_real_time()  # the coordinator waits for answers while collectives fill the CPUs
+    met = meet(coordinator, hello(), max_wait_ns)
     sys.setswitchinterval(0.0005)  # nor does the event loop wait 5 ms for a thread's Python
-    return asyncio.run(_serve(met, make_labours))
+    with awake():
+        return asyncio.run(_serve(met, make_labours))
 
 
 async def _serve(met: Met, make_labours: MakeLabours) -> ExitCode:

@@ -44,10 +44,10 @@ from harness.wire.messages import (
 )
 from harness.wire.pulse import FIRST_BURST, Pulse, Told, clock_identity
 from harness.wire.sockets import (
-    Context,
     Doorkeeper,
     Frame,
     LoopSocket,
+    new_context,
     server_socket,
     split_address,
 )
@@ -109,7 +109,7 @@ class Link:
         """Open both sockets. Raises `InfrastructureError` where an address cannot be had."""
         self._changed = asyncio.Event()
         self._clock_identity = clock_identity()
-        self._context: Context = zmq.Context()
+        self._context = new_context()
         self._doorkeeper = Doorkeeper(self._context, self._agents)
         self._doorkeeper.start()
         try:

@@ -19,7 +19,7 @@ from harness.errors import InfrastructureError
 from harness.wire import codec
 from harness.wire.keys import Pair
 from harness.wire.messages import Envelope, Hello, Refusal, Welcome
-from harness.wire.sockets import Context, client_socket
+from harness.wire.sockets import Context, client_socket, new_context
 
 _HELLO_AGAIN_NS = NS_PER_S
 _FAILED_HANDSHAKES = 5
@@ -59,7 +59,7 @@ class Met:
 
 def meet(coordinator: Coordinator, hello: Hello, max_wait_ns: int) -> Met:
     """Say hello until welcomed. The identity is fresh for each process, the name is the key's."""
-    context: Context = zmq.Context()
+    context = new_context()
     name = coordinator.pair.name
     identity = f"{name}/{os.getpid()}-{os.urandom(4).hex()}".encode()
     work = client_socket(context, coordinator.pair, coordinator.key, identity)

@@ -8,6 +8,7 @@ edges too: it must be drained until empty on every wake and looked at again afte
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from typing import cast
 
@@ -98,6 +99,18 @@ class Doorkeeper(ThreadAuthenticator):
     def curve_user_id(self, client_public_key: bytes) -> str:
         """Return the name that the key belongs to."""
         return self._names[super().curve_user_id(client_public_key)]
+
+
+def new_context() -> Context:
+    """Return a context whose own threads run in real time if the calling thread does.
+
+    They carry every message; a real-time event loop that waits for an ordinary thread is none.
+    """
+    context: Context = zmq.Context()
+    if os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_FIFO:
+        context.set(zmq.THREAD_PRIORITY, 1)
+        context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_FIFO)
+    return context
 
 
 def server_socket(context: Context, pair: Pair) -> zmq.Socket[bytes]:
