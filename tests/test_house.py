@@ -130,11 +130,14 @@ UNITS = words("ns us ms s db dbm nm bytes bytes_per_s mbit_per_s gb_per_s pct pp
 UNIT_OF = {"GB/s": "gb_per_s", "Mbit/s": "mbit_per_s", "%": "pct", "dB": "db", "dBm": "dbm"}
 """How a unit of a document is spelt at the end of its field's name, where not as it is."""
 BARE_NUMBERS = words(
-    "at_least at_most averaging batch_max baud count cut_reply die_on_command epoch exit_code"
-    " found generation gpus growth_per_step iteration iterations last lose_reply max min n"
-    " oversubscription p50 p95 p99 pid plus_minus port ports power_averaging prompt prompts rank re"
-    " repeats requests_max rotate sample samples seed seq sibling_correlation skipped step steps t1"
-    " t2 t3 t4 turn_correlation uplinks v value warmup world_size wrong"
+    "at_least at_most averaging batch_max baud count cut_reply die_on_command dp ep epoch"
+    " exit_code expert_intermediate experts experts_per_token found generation gpus"
+    " growth_per_step head_dim heads hidden instances intermediate iteration iterations"
+    " joined_beat kv_heads last layers lose_reply max min n oversubscription p50 p95 p99 pid place"
+    " plus_minus port ports power_averaging pp preemptions prompt prompts rank re repeats"
+    " requests_max rotate sample samples seed seq sibling_correlation skipped step steps t1 t2 t3"
+    " t4 tp turn_correlation uplinks v value version_first version_last vocab warmup world_size"
+    " wrong"
 )
 """Counts, ids and settings that have no unit. A quantity does not belong here: name its unit."""
 SCHEMAS = (
@@ -143,6 +146,10 @@ SCHEMAS = (
     "harness/model/documents.py",
     "harness/model/workload.py",
     "harness/model/replay.py",
+    "harness/model/layout.py",
+    "harness/model/shape.py",
+    "harness/model/profile.py",
+    "harness/model/requests.py",
     "harness/wire/messages.py",
     "harness/wire/timesync.py",
     "drivers/emulators/config.py",

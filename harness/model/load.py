@@ -1,13 +1,14 @@
-"""Files in: a bench, a scenario, a workload or a map from TOML, or one `BadFile` with all problems.
+"""Benches, scenarios, workloads, maps and profiles from TOML, or a `BadFile` with all problems.
 
 Three passes, each of which may add problems: TOML itself, the schema (`harness.model.schema`), and
 the rules that tie values together (`harness.model.bench_rules`, `scenario_rules`,
-`workload_rules`). This is the one module of the model that touches the disk, and so it also opens
-the traces that a workload names.
+`workload_rules`, `profile_rules`). This is the one module of the model that touches the disk, and
+so it also opens the traces that a workload names, and a model's ``config.json``.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,10 +23,13 @@ from harness.errors import BadFile
 from harness.model.bench import Bench, Switch
 from harness.model.bench_rules import PATH_KEYS, bench_problems
 from harness.model.mapfile import MapFile, map_problems, matching_of
+from harness.model.profile import Profile
+from harness.model.profile_rules import profile_problems
 from harness.model.replay import Replay
 from harness.model.scenario import Scenario
 from harness.model.scenario_rules import scenario_problems, together_problems
 from harness.model.schema import examine
+from harness.model.shape import ModelShape, shape_of_config
 from harness.model.traces import read_trace
 from harness.model.workload import TraceWorkload, Workload
 from harness.model.workload_rules import workload_problems
@@ -51,6 +55,7 @@ KINDS: Mapping[Any, _Kind] = {
     WORKLOAD: _Kind("a workload", frozenset({"question", "kind", "prompts", "format", "path"})),
     Bench: _Kind("a bench file", frozenset({"world", "nodes"})),
     MapFile: _Kind("a map", frozenset({"circuits"})),
+    Profile: _Kind("a latency profile", frozenset({"model", "shape"})),
 }
 
 _POSITION = re.compile(r"(.*) \(at line (\d+), column (\d+)\)", re.DOTALL)
@@ -111,6 +116,32 @@ def load_map(path: str | Path) -> Matching:
     return matching_of(_load(Path(path), MapFile, map_problems))
 
 
+def load_profile(path: str | Path) -> Profile:
+    """Read a latency profile. Raises `BadFile` with every problem found."""
+    return _load(Path(path), Profile, profile_problems)
+
+
+def load_shape(path: str | Path) -> ModelShape:
+    """Read a model's shape from its folder, or from its ``config.json`` itself.
+
+    Raises `BadFile` with every problem found.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise BadFile(str(path), ["no such model folder"])
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(_bytes(file))
+    except (ValueError, RecursionError) as error:
+        raise BadFile(str(file), ["not JSON"]) from error
+    if not isinstance(config, dict):
+        raise BadFile(str(file), ["expected a JSON object"])
+    shape, problems = shape_of_config(config)
+    if problems:
+        raise BadFile(str(file), problems)
+    return shape
+
+
 def bench_path(scenario: Scenario, path: str | Path) -> Path:
     """Return the scenario's default bench file, which it names relative to its own `path`.
 
@@ -151,7 +182,7 @@ def _refuse_another_kind(path: Path, table: dict[str, Any], struct: type[Any]) -
         raise BadFile(str(path), [f"this is {other.name}; {wanted.name} is expected here"])
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -161,6 +192,11 @@ def _read(path: Path) -> dict[str, Any]:
         raise BadFile(str(path), [f"cannot be read: {error.strerror}"]) from error
     if len(data) > FILE_BYTES_MAX:
         raise BadFile(str(path), [f"larger than {FILE_BYTES_MAX} bytes: is this the right file?"])
+    return data
+
+
+def _read(path: Path) -> dict[str, Any]:
+    data = _bytes(path)
     try:
         return tomllib.loads(data.decode())
     except UnicodeDecodeError as error:

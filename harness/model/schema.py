@@ -83,7 +83,10 @@ class _Walk:
         if isinstance(kind, mi.StructType):
             return self.struct(found, kind, path)
         if isinstance(kind, mi.UnionType) and isinstance(kind.types[0], mi.StructType):
-            return self.tagged(found, [t for t in kind.types if isinstance(t, mi.StructType)], path)
+            kinds = [t for t in kind.types if isinstance(t, mi.StructType)]
+            if kinds[0].tag_field is None:  # a table that may be left out
+                return self.struct(found, kinds[0], path)
+            return self.tagged(found, kinds, path)
         if isinstance(kind, mi.DictType):
             return self.table(found, kind, path)
         if isinstance(kind, mi.VarTupleType):

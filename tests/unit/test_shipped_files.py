@@ -1,4 +1,4 @@
-"""The scenarios, benches and workloads that come with the house are good, and fit each other."""
+"""The scenarios, benches, workloads and profiles of the house are good, and fit each other."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from harness.model.layout import infeasible, parse_layout
 from harness.model.load import (
     bench_path,
     check_together,
     load_bench,
+    load_profile,
     load_scenario,
     load_workload,
     requests_of,
 )
+from harness.model.profile import costs_of, gpu_of
+from harness.model.steptime import step_ns
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 BENCHES = sorted((SCENARIOS / "benches").glob("*.toml"))
+PROFILES = sorted((SCENARIOS / "profiles").glob("*.toml"))
 WORKLOADS = sorted((SCENARIOS / "workloads").glob("*.toml"))
 
 
@@ -48,4 +53,26 @@ def test_every_workload_opens_with_its_question_and_gives_requests(path: Path) -
 def test_the_published_archetypes_are_all_there() -> None:
     assert {"heavy-tail", "cap-saturated", "tight-runaways", "multi-turn"} <= {
         path.stem for path in WORKLOADS
+    }
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+def test_every_profile_says_what_it_is_and_times_a_layout_that_fits(path: Path) -> None:
+    profile = load_profile(path)
+    first_line = path.read_text().splitlines()[0]
+    assert first_line == (
+        f"# How fast {profile.model} generates on {profile.gpu.name}-class GPUs: a latency profile,"
+        " derived from public figures."
+    )
+    assert path.stem == f"{profile.model}-{profile.gpu.name}".lower()
+    layout = parse_layout("1xTP8")
+    assert infeasible(layout, profile.shape, gpu_of(profile), 8, 8) == []
+    assert 1e6 < step_ns(costs_of(profile, layout), 1, 1000) < 1e8
+
+
+def test_the_named_models_have_profiles() -> None:
+    assert {path.stem for path in PROFILES} >= {
+        "qwen2.5-14b-h800",
+        "qwen2.5-32b-h800",
+        "qwen3-235b-a22b-h800",
     }
