@@ -157,7 +157,7 @@ def _rates(profile: Profile, layout: Layout) -> Rates:
         known = sorted({str(Layout(1, *degrees)) for degrees in measured})
         raise UsageError(
             f"the profile of {profile.model} on {gpu.name} has no figures for {layout}; "
-            f"it has {', '.join(known) or 'none'}: calibrate that layout"
+            f"it has {', '.join(known) or 'none'}: add [[coefficients]] or [[tables]] of it"
         )
     exchanging = layout.tp * layout.dp if profile.shape.experts and layout.dp > 1 else 1
     return Rates(

@@ -178,7 +178,7 @@ def test_a_layout_without_figures_is_refused_and_the_known_ones_named() -> None:
     with pytest.raises(UsageError, match=r"all_reduce_us for a group of 16 GPUs"):
         costs_of(profile, parse_layout("1xTP16"))
     bare = msgspec.structs.replace(profile, roofline=None)
-    with pytest.raises(UsageError, match=r"no figures for 4xTP2; it has none: calibrate"):
+    with pytest.raises(UsageError, match=r"no figures for 4xTP2; it has none: add"):
         costs_of(bare, parse_layout("4xTP2"))
 
 
@@ -267,7 +267,7 @@ def test_a_profile_may_hold_measurements_alone(tmp_path: Path) -> None:
     profile = load_profile(path)
     assert profile.roofline is None
     assert table["tables"][0]["tp"] == profile.tables[0].tp
-    with pytest.raises(UsageError, match=r"it has 1xTP2, 1xTP4: calibrate"):
+    with pytest.raises(UsageError, match=r"it has 1xTP2, 1xTP4: add"):
         costs_of(profile, Layout(1, 8))
     path.write_text(text[:start])
     with pytest.raises(BadFile, match="roofline: missing"):
