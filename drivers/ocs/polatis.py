@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from drivers.base import Capabilities, Circuit, Delta, Identity, Matching, PortState, Receipt
 from drivers.dialects import scpi, tl1
@@ -31,16 +31,15 @@ _SHUTTER_ROW = re.compile(r"\s*(\d+)\s*:\s*(OPEN|CLOSED)\b")
 _LETTERS = {"E": PortState.ENABLED, "D": PortState.DISABLED, "F": PortState.FAILED}
 
 T = TypeVar("T")
+L = TypeVar("L", ScpiLine, Tl1Line)
 
 
-class PolatisScpi:
-    """A Polatis unit spoken to in SCPI. Opening identifies it."""
+class _Polatis(Generic[L]):
+    """What both dialects share: the line, and who answered on it when it was opened."""
 
-    MAP = ":OXC:SWIT:CONN:STAT?"
-
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, line: L) -> None:
         self.name = access.name
-        self._line = ScpiLine(access)
+        self._line: L = line
         try:
             self._identity = self._ask_identity()
         except BaseException:
@@ -54,8 +53,24 @@ class PolatisScpi:
         return self._line.waited_ns
 
     def identify(self) -> Identity:
-        """Return the ``*IDN?`` answer, asked at opening."""
+        """Return who the unit is, asked at opening."""
         return self._identity
+
+    def close(self) -> None:
+        """End the session."""
+        self._line.close()
+
+    def _ask_identity(self) -> Identity:
+        raise NotImplementedError
+
+
+class PolatisScpi(_Polatis[ScpiLine]):
+    """A Polatis unit spoken to in SCPI. Opening identifies it."""
+
+    MAP = ":OXC:SWIT:CONN:STAT?"
+
+    def __init__(self, access: Access) -> None:
+        super().__init__(access, ScpiLine(access))
 
     def read(self) -> Matching:
         """Read the whole map."""
@@ -109,10 +124,6 @@ class PolatisScpi:
         for batch in _batches(ports, PORTS_MAX):
             self._line.command(f":OXC:SWIT:PORT:{verb} {scpi.ports(batch)}")
 
-    def close(self) -> None:
-        """End the session."""
-        self._line.close()
-
     def _ask_identity(self) -> Identity:
         vendor, model, serial, firmware = scpi.parse_identity(self._line.identity())
         size = _size_in(model) or self._line.query(":OXC:SWIT:SIZE?", scpi.parse_size).value
@@ -145,29 +156,13 @@ class PolatisScpi:
         return values
 
 
-class PolatisTl1:
+class PolatisTl1(_Polatis[Tl1Line]):
     """A Polatis unit spoken to in TL1. Opening logs in, where we can, and identifies it."""
 
     READ = tl1.Request("RTRV-PATCH")
 
     def __init__(self, access: Access) -> None:
-        self.name = access.name
-        self._line = Tl1Line(access)
-        try:
-            self._identity = self._ask_identity()
-        except BaseException:
-            self._line.close()
-            raise
-        self.capabilities = _capabilities(self._identity.model)
-
-    @property
-    def waited_ns(self) -> int:
-        """Time spent so far blocked on the unit's line."""
-        return self._line.waited_ns
-
-    def identify(self) -> Identity:
-        """Return who the unit is, asked at opening."""
-        return self._identity
+        super().__init__(access, Tl1Line(access))
 
     def read(self) -> Matching:
         """Read the whole map."""
@@ -221,10 +216,6 @@ class PolatisTl1:
     def events(self) -> list[tl1.Event]:
         """Return the unit's autonomous messages since the last call, oldest first."""
         return self._line.events()
-
-    def close(self) -> None:
-        """End the session."""
-        self._line.close()
 
     def _ask_identity(self) -> Identity:
         kind, *_ = self._line.rows(tl1.Request("RTRV-NETYPE")) or ("",)
