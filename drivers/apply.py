@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from drivers.base import (
+    NS_PER_S,
     Applied,
     Circuit,
     Delta,
@@ -38,7 +39,6 @@ from drivers.errors import (
     Untrusted,
 )
 
-NS_PER_S = 1_000_000_000
 PAUSE_NS = 1_000_000
 """Between two looks at a map or at light that is still on its way."""
 READS = 2

@@ -15,6 +15,9 @@ from typing import Protocol, runtime_checkable
 
 from drivers.errors import BadMatching
 
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
+
 Circuit = tuple[int, int]
 """(ingress, egress), in the unit's own port numbers."""
 

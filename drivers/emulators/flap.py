@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-NS_PER_MS = 1_000_000
+from drivers.base import NS_PER_MS
 
 
 class Pattern(NamedTuple):

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import NormalDist
 
+from drivers.base import NS_PER_MS
 from drivers.emulators.config import Optics
 
-NS_PER_MS = 1_000_000
 LIGHT_NM = 1550.0
 """Wavelength of the light; also the one for which meters are calibrated as they come."""
 WINDOW_MAX_NS = 10 * NS_PER_MS * 2**7

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
+from drivers.base import NS_PER_MS
 from drivers.emulators.config import EmulatedSwitch
 from drivers.emulators.flap import Flaps
 from drivers.emulators.meter import PowerMeter
 from drivers.emulators.settings import Settings
 from drivers.errors import Misuse
 
-NS_PER_MS = 1_000_000
 Circuit = tuple[int, int]
 
 

@@ -14,13 +14,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 
+from drivers.base import NS_PER_MS
 from drivers.emulators.config import EmulatedSwitch, Face, Ready
 from drivers.emulators.faces import Session
 from drivers.emulators.faces.scpi import ScpiSession
 from drivers.emulators.faces.tl1 import Tl1Session
 from drivers.emulators.faults import Fates
 from drivers.emulators.light import open_light
-from drivers.emulators.model import NS_PER_MS, SwitchModel
+from drivers.emulators.model import SwitchModel
 from drivers.emulators.mover import Mover
 from drivers.emulators.servers import Server, SessionMaker
 from drivers.emulators.servers.keyfiles import read_secret

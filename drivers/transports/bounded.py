@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from drivers.base import NS_PER_S
 from drivers.errors import DeadlineExpired
 
 T = TypeVar("T")
-NS_PER_S = 1_000_000_000
 
 
 def remaining_s(deadline_ns: int) -> float:

@@ -10,9 +10,9 @@ import os
 import select
 import time
 
+from drivers.base import NS_PER_MS
 from drivers.errors import DeadlineExpired, LinkLost
 
-NS_PER_MS = 1_000_000
 CHUNK_BYTES = 65536
 
 

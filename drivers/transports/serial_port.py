@@ -13,6 +13,7 @@ import time
 import serial
 
 from drivers.address import SerialAddress
+from drivers.base import NS_PER_S
 from drivers.errors import LinkLost, Unreachable
 from drivers.transports.bounded import bounded
 from drivers.transports.descriptor import Descriptor, drain
@@ -24,7 +25,6 @@ QUIET_BYTES = 20
 DRAIN_NS = 1_000_000_000
 """Reading of stale bytes ends here even if the line is never quiet."""
 BITS_PER_BYTE = 10
-NS_PER_S = 1_000_000_000
 
 
 class SerialTransport:

@@ -81,10 +81,6 @@ class Session:
             (fit.bound_at(fit.to_node(now_ns)) for fit in self.bench.clocks.values()), default=0
         )
 
-    def node_of_rank(self) -> dict[int, str]:
-        """Return the agent of each global rank."""
-        return {rank: agent for agent, ranks in self.ranks_of.items() for rank in ranks}
-
     async def everyone(self, body: Message, reply: type[R], timeout_ns: int) -> dict[str, R]:
         """Ask every worker the same."""
         return await self.bench.ask_all(dict.fromkeys(self.workers, body), reply, timeout_ns)

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from drivers import netlink
+from drivers.base import NS_PER_MS
 from drivers.emulators import config
 from drivers.emulators.light import open_light
 
-NS_PER_MS = 1_000_000
 Kind = Literal["ebpf", "mirred"]
 _KINDS: tuple[Kind, Kind] = ("ebpf", "mirred")
 _TRY_S = 10.0
