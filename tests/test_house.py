@@ -86,7 +86,10 @@ PURE = (
     "harness/fabric/",
     "harness/run/stages.py",
     "harness/wire/messages.py",
+    "harness/wire/generation.py",
     "harness/wire/timesync.py",
+    "harness/run/generation/stages.py",
+    "harness/run/generation/ledger.py",
 )
 IMPURE_LIBRARIES = words(
     "asyncio multiprocessing os random secrets select selectors shutil signal socket subprocess"
@@ -130,13 +133,15 @@ UNITS = words("ns us ms s db dbm nm bytes bytes_per_s mbit_per_s gb_per_s pct pp
 UNIT_OF = {"GB/s": "gb_per_s", "Mbit/s": "mbit_per_s", "%": "pct", "dB": "db", "dBm": "dbm"}
 """How a unit of a document is spelt at the end of its field's name, where not as it is."""
 BARE_NUMBERS = words(
-    "at_least at_most averaging batch_max baud count cut_reply die_on_command dp ep epoch"
-    " exit_code expert_intermediate experts experts_per_token found generation gpus"
-    " growth_per_step head_dim heads hidden instances intermediate iteration iterations"
-    " joined_beat kv_heads last layers lose_reply max min n oversubscription p50 p95 p99 pid place"
-    " plus_minus port ports power_averaging pp preemptions prompt prompts rank re repeats"
-    " requests_max rotate sample samples seed seq sibling_correlation skipped step steps t1 t2 t3"
-    " t4 tp turn_correlation uplinks v value version_first version_last vocab warmup world_size"
+    "after at_least at_most averaging batch batch_max baud blocks bytes_scale cached count"
+    " cut_reply die_on_command dp emulated_gpus ep epoch exit_code expert_intermediate experts"
+    " experts_per_token found generation gpu gpus growth_per_step head_dim heads hidden"
+    " in_flight_max instances intermediate iteration iterations joined_beat kv_blocks"
+    " kv_blocks_used kv_heads last layers lose_reply max migrations min n oversubscription p50"
+    " p95 p99 pid place plus_minus port ports power_averaging pp preemptions prefilling prompt"
+    " prompts rank re repeats requests_max rotate running sample samples seed seq sequences_max"
+    " sibling_correlation skipped step steps t1 t2 t3 t4 tp turn_correlation uplinks upto v"
+    " value version version_first version_last vocab waiting warmup workload_step world_size"
     " wrong"
 )
 """Counts, ids and settings that have no unit. A quantity does not belong here: name its unit."""
@@ -150,7 +155,9 @@ SCHEMAS = (
     "harness/model/shape.py",
     "harness/model/profile.py",
     "harness/model/requests.py",
+    "harness/model/placement.py",
     "harness/wire/messages.py",
+    "harness/wire/generation.py",
     "harness/wire/timesync.py",
     "drivers/emulators/config.py",
 )

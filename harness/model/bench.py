@@ -30,6 +30,8 @@ class Node(Strict, frozen=True, kw_only=True):
     interface: str = ""
     address: str = ""
     gpus: int = 0
+    emulated_gpus: int = 0
+    """For generation on a node without GPUs: how many ranks stand for one each."""
 
 
 class Tor(Strict, frozen=True, kw_only=True):

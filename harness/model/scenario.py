@@ -71,6 +71,68 @@ class Reconfigure(Strict, frozen=True, kw_only=True, tag_field="do", tag="reconf
     timeout_s: float = 60.0
 
 
+class Generation(Strict, frozen=True, kw_only=True):
+    """What generates: the engine, the model, and how it is laid out over the nodes.
+
+    `paced` takes `profile`, a latency profile, and really holds and sends `bytes_scale` of its
+    model's weights and KV. `vllm` takes `model`, a directory on the nodes; "" makes a tiny random
+    model there. Every node of a ``generate`` pod takes part, or those of `nodes`.
+    """
+
+    engine: Literal["paced", "vllm"] = "paced"
+    layout: str
+    """Instances x degrees over all nodes, such as ``"4xTP1"``: what is up first."""
+    workload: str
+    """Path of a workload file, relative to this file."""
+    profile: str = ""
+    """Path of a latency profile, relative to this file."""
+    model: str = ""
+    nodes: tuple[str, ...] = ()
+    bytes_scale: float = 1e-3
+    pool: tuple[str, ...] = ()
+    """Layouts built beforehand, for switches with strategy ``pool``."""
+    sequences_max: int = 256
+    """Requests that one instance runs at once."""
+    step_max_tokens: int = 2048
+    kv_max_tokens: int = 0
+    """Of one instance; 0: what its GPUs' memory holds."""
+    vllm_options: dict[str, str | int | float | bool] = {}
+    """Passed to vLLM's engine as they are."""
+
+
+class Generate(Strict, frozen=True, kw_only=True, tag_field="do", tag="generate"):
+    """Generate a step of the workload; meanwhile switch layouts and move requests.
+
+    The requests are those of `workload_step`, the first `requests_max` of them (0: all), at most
+    `in_flight_max` at once (0: all). The layout is switched `count` times, through `layouts` in
+    turn, and `migrations` requests are moved. While switches or migrations are still to come, the
+    requests are repeated, so that each happens under load.
+    """
+
+    workload_step: int = 0
+    requests_max: int = 0
+    in_flight_max: int = 0
+    layouts: tuple[str, ...] = ()
+    count: int = 0
+    """0 with `layouts`: once through them."""
+    strategy: Literal["restart", "rebuild", "pool"] = "rebuild"
+    requests: Literal["abort", "drain"] = "abort"
+    """What becomes of those that run: they leave with their partial output, or end first."""
+    order: Literal["at_once", "rolling"] = "at_once"
+    """All nodes together, or node after node, the others generating."""
+    rest_s: float = 2.0
+    """Before the first switch, and from steady to the next."""
+    migrations: int = 0
+    migrate_by: Literal["auto", "kv", "recompute"] = "auto"
+    """`auto` takes what is expected to be faster, by what was measured so far."""
+    migrate_every_ms: float = 100.0
+    stall_s: float = 10.0
+    """An instance that has running requests and produces no token for so long is given up."""
+    stage_timeout_s: float = 120.0
+    """Each stage of a switch; one that takes longer has failed, and the switch is rolled back."""
+    timeout_s: float = 300.0
+
+
 class Check(Strict, frozen=True, kw_only=True):
     """A limit on a metric of the run. With `ratio_to`, on the ratio of two metrics' values."""
 
@@ -91,6 +153,7 @@ class Scenario(Strict, frozen=True, kw_only=True):
     repeats: int = 1
     timeout_s: float = 600.0
     shapes: dict[str, Shape] = {}
-    steps: tuple[Collectives | Shift | Reconfigure, ...]
+    generation: Generation | None = None
+    steps: tuple[Collectives | Shift | Reconfigure | Generate, ...]
     checks: tuple[Check, ...] = ()
     nccl_env: dict[str, str] = {}

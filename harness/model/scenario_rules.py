@@ -14,7 +14,16 @@ from harness.model.busbw import smallest_bytes
 from harness.model.metrics import metric_problem, parse_metric
 from harness.model.nccl import NCCL_ALLOWED, refused_names
 from harness.model.ports import parse_cable, parse_circuit
-from harness.model.scenario import Check, Collectives, Op, Reconfigure, Scenario, Shape, Shift
+from harness.model.scenario import (
+    Check,
+    Collectives,
+    Generate,
+    Op,
+    Reconfigure,
+    Scenario,
+    Shape,
+    Shift,
+)
 from harness.model.schema import did_you_mean, dotted
 from harness.model.sizes import format_size, parse_size
 
@@ -104,7 +113,9 @@ def _shapes_of(where: str, step: object) -> list[tuple[str, str]]:
     return []
 
 
-def _step(scenario: Scenario, where: str, step: Collectives | Shift | Reconfigure) -> Iterator[str]:
+def _step(
+    scenario: Scenario, where: str, step: Collectives | Shift | Reconfigure | Generate
+) -> Iterator[str]:
     for path, shape in _shapes_of(where, step):
         if shape not in scenario.shapes:
             yield f"{path}: no shape {shape!r}{did_you_mean(shape, scenario.shapes)}"

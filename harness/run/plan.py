@@ -9,7 +9,7 @@ from drivers.catalog import preview
 from harness.fabric.circuits import Plan, plan_shape
 from harness.fabric.topology import Link, Topology
 from harness.model.bench import Bench
-from harness.model.scenario import Check, Collectives, Reconfigure, Scenario, Shift
+from harness.model.scenario import Check, Collectives, Generate, Reconfigure, Scenario, Shift
 
 COMMANDS_SHOWN = 2
 """Changes whose device commands are printed in full; the rest of a series repeats them."""
@@ -66,7 +66,7 @@ def _links(links: frozenset[Link]) -> str:
     return ", ".join(str(link) for link in sorted(links)) or "no circuit"
 
 
-def _title(step: Collectives | Shift | Reconfigure) -> str:
+def _title(step: Collectives | Shift | Reconfigure | Generate) -> str:
     match step:
         case Collectives():
             sizes, ops = ", ".join(step.sizes), ", ".join(step.ops)
@@ -77,6 +77,8 @@ def _title(step: Collectives | Shift | Reconfigure) -> str:
             mode = "riding through" if step.ride_through else "draining"
             shapes = ", ".join(step.shapes)
             return f"reconfigure: {step.count} times through {shapes}, {mode} {step.op} {step.size}"
+        case Generate():
+            return "generate"
 
 
 def _change(

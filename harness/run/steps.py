@@ -8,7 +8,7 @@ from harness.clock import NS_PER_S
 from harness.errors import InfrastructureError, StepFailed, UsageError
 from harness.fabric.circuits import factor_round
 from harness.model.busbw import smallest_bytes
-from harness.model.scenario import Collectives, Op, Reconfigure, Shift
+from harness.model.scenario import Collectives, Generate, Op, Reconfigure, Shift
 from harness.model.sizes import format_size, parse_size
 from harness.run.change import listen, switch_over
 from harness.run.hearing import beacons_off, beacons_on
@@ -17,7 +17,7 @@ from harness.run.session import Session
 from harness.tasks import beside
 from harness.wire.messages import RankSamples, RunCollective, Samples
 
-Step = Collectives | Shift | Reconfigure
+Step = Collectives | Shift | Reconfigure | Generate
 
 
 async def perform(session: Session, step: Step, number: int) -> None:

@@ -15,13 +15,14 @@ from typing import get_args
 import msgspec
 
 from harness.errors import InfrastructureError
+from harness.wire.generation import GenerationBody
 from harness.wire.messages import VERSION, Body, Envelope, Message
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Both sides drop a peer that sends more (samples of a long run fit many times over)."""
 
 _KINDS: dict[str, type[Message]] = {
-    str(kind.__struct_config__.tag): kind for kind in get_args(Body)
+    str(kind.__struct_config__.tag): kind for kind in (*get_args(Body), *get_args(GenerationBody))
 }
 _BODIES = {tag: msgspec.msgpack.Decoder(kind) for tag, kind in _KINDS.items()}
 _ENVELOPE = msgspec.msgpack.Decoder(Envelope)

@@ -1,0 +1,1 @@
+"""Generation on a node: the labour that keeps engines, their rank processes, and the engines."""
