@@ -140,7 +140,7 @@ BARE_NUMBERS = words(
     " kv_blocks_used kv_heads last layers lose_reply max migrations min n oversubscription p50"
     " p95 p99 pid place plus_minus port ports power_averaging pp preemptions prefilling prompt"
     " prompts rank re repeats requests_max rotate running sample samples seed seq sequences_max"
-    " sibling_correlation skipped step steps t1 t2 t3 t4 tp turn_correlation uplinks upto v"
+    " sibling_correlation skipped start step steps t1 t2 t3 t4 tp turn_correlation uplinks upto v"
     " value version version_first version_last vocab waiting warmup workload_step world_size"
     " wrong"
 )
