@@ -12,6 +12,7 @@ from harness.errors import InfrastructureError, NothingRan, RestoreFailed
 from harness.fabric.circuits import Plan
 from harness.model.scenario import Scenario
 from harness.run import custody
+from harness.run.generation.asked import GenerationAsked
 from harness.run.session import Record, Session
 from harness.run.steps import perform
 from harness.tasks import beside, to_the_end
@@ -22,7 +23,13 @@ RESTORE_SLACK_S = 15.0
 
 
 async def execute(
-    bench: Bench, scenario: Scenario, plans: Mapping[str, Plan], record: Record, snapshots: Path
+    bench: Bench,
+    scenario: Scenario,
+    plans: Mapping[str, Plan],
+    record: Record,
+    snapshots: Path,
+    *,
+    generation: GenerationAsked | None = None,
 ) -> None:
     """Run every step; the switches are restored whatever happens.
 
@@ -34,11 +41,17 @@ async def execute(
     async with _listening(bench, record):
         await _introduce(bench, record)
         async with _custody(bench, record, snapshots):
-            session = Session(bench=bench, scenario=scenario, record=record, plans=plans)
+            session = Session(
+                bench=bench,
+                scenario=scenario,
+                record=record,
+                plans=plans,
+                generation_asked=generation,
+            )
             await bench.steer(bench.topology.routes(frozenset()))
             limit = asyncio.timeout(scenario.timeout_s)
             try:
-                async with limit:
+                async with session.closing, limit:
                     await _perform_all(session)
             except TimeoutError as error:
                 if not limit.expired():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from harness.bench.base import Bench
 from harness.clock import NS_PER_S
@@ -12,6 +13,7 @@ from harness.errors import InfrastructureError
 from harness.fabric.circuits import DARK, Plan
 from harness.fabric.topology import Link
 from harness.model.scenario import Scenario
+from harness.run.generation.asked import GenerationAsked
 from harness.wire.messages import (
     DestroyGroups,
     Done,
@@ -22,6 +24,9 @@ from harness.wire.messages import (
     StartRanks,
     StopRanks,
 )
+
+if TYPE_CHECKING:  # a fleet is built from a session
+    from harness.run.generation.fleet import Fleet
 
 R = TypeVar("R", bound=Message)
 
@@ -54,6 +59,11 @@ class Session:
     backend: str = ""
     ranks_of: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Global ranks by agent; empty until ranks run."""
+    generation_asked: GenerationAsked | None = None
+    fleet: Fleet | None = None
+    """Engines that generate, from the first ``generate`` step on."""
+    closing: AsyncExitStack = field(default_factory=AsyncExitStack)
+    """What steps leave open for later steps; it is closed whichever way the run ends."""
 
     @property
     def world_size(self) -> int:

@@ -1,0 +1,1 @@
+"""Generation that changes shape: requests, instances, switches of layout and moves of requests."""

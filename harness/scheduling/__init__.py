@@ -1,0 +1,1 @@
+"""Decisions about requests and layouts: what runs where, and what moves. Pure."""
