@@ -130,7 +130,14 @@ PRAGMA = re.compile(r"\s*#\s*(noqa|type:\s*ignore).*$")
 """Said to a tool, so not counted in the width of a line."""
 
 UNITS = words("ns us ms s db dbm nm bytes bytes_per_s mbit_per_s gb_per_s pct ppb hz tokens")
-UNIT_OF = {"GB/s": "gb_per_s", "Mbit/s": "mbit_per_s", "%": "pct", "dB": "db", "dBm": "dbm"}
+UNIT_OF = {
+    "GB/s": "gb_per_s",
+    "Mbit/s": "mbit_per_s",
+    "tokens/s": "tokens_per_s",
+    "%": "pct",
+    "dB": "db",
+    "dBm": "dbm",
+}
 """How a unit of a document is spelt at the end of its field's name, where not as it is."""
 BARE_NUMBERS = words(
     "after at_least at_most averaging batch batch_max baud blocks bytes_scale cached count"

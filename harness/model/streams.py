@@ -26,6 +26,22 @@ STAGES = (
 )
 """Of one reconfiguration, in order. `steered_away` is the first half of what is called steering."""
 
+SWITCH_STAGES = (
+    "prepare",
+    "stop_admitting",
+    "withdraw",
+    "drain",
+    "teardown",
+    "processes",
+    "groups",
+    "weights",
+    "kv_cache",
+    "resubmit",
+    "first_token",
+    "steady",
+)
+"""Of one switch of layouts, in order; requests are either withdrawn or drained."""
+
 
 def _ms(source: str) -> Field:
     return Field(unit="ms", source=source)
@@ -37,6 +53,18 @@ def _text(source: str) -> Field:
 
 def _whole(source: str) -> Field:
     return Field(dtype="integer", source=source)
+
+
+def _bytes(source: str) -> Field:
+    return Field(unit="bytes", dtype="integer", source=source)
+
+
+def _tokens(source: str) -> Field:
+    return Field(unit="tokens", dtype="integer", source=source)
+
+
+def _tokens_per_s(source: str) -> Field:
+    return Field(unit="tokens/s", source=source)
 
 
 STREAMS: dict[str, dict[str, Field]] = {
@@ -118,6 +146,94 @@ STREAMS: dict[str, dict[str, Field]] = {
         "kept_lost": _whole("agent"),
         "refused_reason": _text("coordinator"),
         "error": _text("coordinator"),
+    },
+    # An instance that was built. `device` is what it computes on; `layout` that of it alone, "TP2".
+    "engine": {
+        "instance": _text("coordinator"),
+        "node": _text("coordinator"),
+        "gpus": Field(dtype="integer", source="coordinator", shape=("ranks",)),
+        "layout": _text("coordinator"),
+        "engine": _text("rank"),
+        "version": _text("rank"),
+        "device": _text("rank"),
+        "blocks": _whole("rank"),
+        "block_tokens": _tokens("rank"),
+        "weights_bytes": _bytes("rank"),
+    },
+    # What an instance did between two looks at it; `generated_tokens` and `preemptions` in between,
+    # by the engine's own count, the rest as of `t1_ns`.
+    "progress": {
+        "instance": _text("coordinator"),
+        "t0_ns": Field(unit="ns", dtype="integer", source="rank"),
+        "t1_ns": Field(unit="ns", dtype="integer", source="rank"),
+        "generated_tokens": _tokens("rank"),
+        "running": _whole("rank"),
+        "waiting": _whole("rank"),
+        "kv_use_pct": Field(unit="%", source="rank"),
+        "preemptions": _whole("rank"),
+    },
+    # One switch of layouts under load. `stages` maps each of SWITCH_STAGES to its ms, or null where
+    # there was none; with `residual_ms` (messages, waiting) they sum to `total_ms`. `outcome`:
+    # switched, refused, rolled_back (the old layout is up again) or lost; `error` says why.
+    "parallelism": {
+        "index": _whole("coordinator"),
+        "step": _whole("coordinator"),
+        "layout_from": _text("coordinator"),
+        "layout_to": _text("coordinator"),
+        "strategy": _text("coordinator"),
+        "requests": _text("coordinator"),
+        "order": _text("coordinator"),
+        "nodes": Field(dtype="string", source="coordinator", shape=("nodes",)),
+        "stages": Field(dtype="object", source="rank"),
+        "residual_ms": _ms("coordinator"),
+        "total_ms": _ms("coordinator"),
+        "blackout_ms": _ms("rank"),
+        "carried": _whole("coordinator"),
+        "recomputed_tokens": _tokens("coordinator"),
+        "before_tokens_per_s": _tokens_per_s("coordinator"),
+        "during_tokens_per_s": _tokens_per_s("coordinator"),
+        "after_tokens_per_s": _tokens_per_s("coordinator"),
+        "outcome": _text("coordinator"),
+        "error": _text("coordinator"),
+    },
+    # A request that went to another instance, its KV sent or computed anew (`by`: kv, recompute).
+    # `total_ms`: withdrawn to the first token there, null where it ended before.
+    "migration": {
+        "step": _whole("coordinator"),
+        "request": _text("coordinator"),
+        "source": _text("coordinator"),
+        "target": _text("coordinator"),
+        "by": _text("coordinator"),
+        "context_tokens": _tokens("coordinator"),
+        "sent_bytes": _bytes("rank"),
+        "cached_tokens": _tokens("rank"),
+        "send_ms": _ms("rank"),
+        "total_ms": _ms("coordinator"),
+        "expected_ms": _ms("model"),
+        "outcome": _text("coordinator"),
+        "error": _text("coordinator"),
+    },
+    # A generate step as a whole, by the coordinator's ledger: `lost` and `doubled` count tokens.
+    # `digest` is that of the requests: equal digests, equal lengths.
+    "generated": {
+        "step": _whole("coordinator"),
+        "layout": _text("coordinator"),
+        "requests": _whole("coordinator"),
+        "finished": _whole("coordinator"),
+        "refused": _whole("coordinator"),
+        "tokens": _tokens("coordinator"),
+        "lost": _whole("coordinator"),
+        "doubled": _whole("coordinator"),
+        "took_s": Field(unit="s", source="coordinator"),
+        "tokens_per_s": _tokens_per_s("coordinator"),
+        "preemptions": _whole("rank"),
+        "digest": _text("coordinator"),
+    },
+    # An instance that died, or stalled, and whose requests went elsewhere.
+    "given_up": {
+        "instance": _text("coordinator"),
+        "reason": _text("coordinator"),
+        "requests": _whole("coordinator"),
     },
     # How a switch was left. `outcome`: restored, unchanged, or failed; `difference` is what was
     # undone, or what still differs.
