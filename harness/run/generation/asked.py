@@ -20,3 +20,5 @@ class GenerationAsked:
     gpus_of: Mapping[str, int]
     pool: tuple[Layout, ...] = ()
     """Layouts that are built beforehand, for the strategy `pool`."""
+    link_bytes_per_s: float = 125e6
+    """Of the data network between nodes: for the first estimates of what a move takes."""
