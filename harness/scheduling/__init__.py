@@ -1,1 +1,1 @@
-"""Decisions about requests and layouts: what runs where, and what moves. Pure."""
+"""Decisions about requests and instances: pure functions of what is known at the moment."""

@@ -1,1 +1,1 @@
-"""Generation that changes shape: requests, instances, switches of layout and moves of requests."""
+"""Generation as the coordinator runs it: requests, instances, and how their layout changes."""
