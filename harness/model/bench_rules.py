@@ -120,8 +120,11 @@ def _nodes(bench: Bench) -> Iterator[str]:
         where = dotted("nodes", name)
         if node.tor not in bench.tors:
             yield f"{where}.tor: no ToR {node.tor!r}{did_you_mean(node.tor, bench.tors)}"
-        if not 0 <= node.gpus <= 1024:
-            yield f"{where}.gpus: expected 0 to 1024"
+        for key in ("gpus", "emulated_gpus"):
+            if not 0 <= getattr(node, key) <= 1024:
+                yield f"{where}.{key}: expected 0 to 1024"
+        if node.gpus and node.emulated_gpus:
+            yield f"{where}.emulated_gpus: the node has GPUs of its own (gpus); keep one of the two"
         for key in ("host", "interface", "address") if bench.world == "live" else ():
             if not getattr(node, key):
                 yield f"{where}.{key}: missing; every node of a live bench states it"

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from harness.model.scenario import Op
 from harness.model.schema import did_you_mean
 from harness.model.sizes import parse_size
-from harness.model.streams import STAGES
+from harness.model.streams import STAGES, SWITCH_STAGES
 
 Statistic = Literal["p50", "max", "sum", "mean", "rate"]
 """`rate`: the harmonic mean, which for rates of one size is size over mean time. Times and rates
@@ -35,6 +35,12 @@ class Quantity:
 COLLECTIVE_LABELS = ("path", "size", "ranks", "group")
 """`group` only where it is not all ranks."""
 STEP = ("step",)
+SWITCH = ("step", "from", "to", "strategy")
+"""Of a switch of layouts, such as ``[step=1,from=4xTP1,to=2xTP2,strategy=rebuild]``."""
+MIGRATION = ("step", "by")
+"""`by`: the request's KV was sent (``kv``) or computed anew (``recompute``)."""
+GENERATE = ("step", "instance")
+"""Over a whole step, or of one instance (``g0:0-1``) while it generated; never both."""
 
 QUANTITIES: dict[str, Quantity] = {
     "reconfigure.dark_ms": Quantity(
@@ -49,6 +55,41 @@ QUANTITIES: dict[str, Quantity] = {
     ),
     "reconfigure.kept_lost": Quantity("", "sum", STEP, "packets lost on circuits that stay"),
     "reconfigure.refused": Quantity("", "sum", STEP, "changes not made: they would not have paid"),
+    "switch.total_ms": Quantity("ms", "p50", SWITCH, "intent to steady"),
+    "switch.blackout_ms": Quantity(
+        "ms", "p50", SWITCH, "last token before to first token after, where it changed"
+    ),
+    "switch.residual_ms": Quantity(
+        "ms", "p50", SWITCH, "total less all stages: messages, and waiting for nobody's work"
+    ),
+    "switch.before_tokens_per_s": Quantity(
+        "tokens/s", "p50", SWITCH, "up to 2 s before the intent"
+    ),
+    "switch.during_tokens_per_s": Quantity("tokens/s", "p50", SWITCH, "intent to steady"),
+    "switch.after_tokens_per_s": Quantity("tokens/s", "p50", SWITCH, "up to 2 s after steady"),
+    "switch.carried": Quantity("", "sum", SWITCH, "requests that lived through a switch"),
+    "switch.recomputed_tokens": Quantity(
+        "tokens", "sum", SWITCH, "context computed anew after switches"
+    ),
+    "switch.switched": Quantity("", "sum", SWITCH, "switches made"),
+    "switch.refused": Quantity("", "sum", SWITCH, "switches refused; nothing had changed"),
+    "switch.rolled_back": Quantity("", "sum", SWITCH, "switches that failed and were undone"),
+    "switch.lost": Quantity("", "sum", SWITCH, "switches that failed and could not be undone"),
+    "migration.ms": Quantity("ms", "p50", MIGRATION, "withdrawn to the first token at the target"),
+    "migration.expected_ms": Quantity("ms", "p50", MIGRATION, "the same, as it was forecast"),
+    "migration.send_ms": Quantity("ms", "p50", MIGRATION, "sending KV"),
+    "migration.gb_per_s": Quantity("GB/s", "rate", MIGRATION, "KV over the time to send it"),
+    "migration.kv": Quantity("", "sum", STEP, "requests moved with their KV"),
+    "migration.recomputed": Quantity("", "sum", STEP, "requests moved, KV computed anew"),
+    "generate.tokens_per_s": Quantity("tokens/s", "mean", GENERATE, "tokens over time"),
+    "generate.tokens": Quantity("tokens", "sum", STEP, "tokens delivered"),
+    "generate.requests": Quantity("", "sum", STEP, "requests that ended"),
+    "generate.lost": Quantity("", "sum", STEP, "tokens produced and not delivered"),
+    "generate.doubled": Quantity("", "sum", STEP, "tokens delivered twice"),
+    "generate.preemptions": Quantity("", "sum", STEP, "requests put off for want of KV blocks"),
+    "generate.kv_use_pct": Quantity("%", "mean", ("instance",), "KV blocks in use"),
+    "generate.waiting": Quantity("", "mean", ("instance",), "requests queued in an instance"),
+    "generate.given_up": Quantity("", "sum", (), "instances that died or stalled"),
     "clock.bound_us": Quantity("us", "max", ("agent",), "bound of the clock offset"),
     "collective.wrong": Quantity("", "sum", (), "wrong elements over all verified rows"),
 }
@@ -79,6 +120,10 @@ def quantities() -> dict[str, Quantity]:
             "ms", "p50", STEP, f"from the stage before it to {stage}"
         )
         for stage in STAGES[1:]
+    }
+    stages |= {
+        f"switch.stage.{stage}_ms": Quantity("ms", "p50", SWITCH, f"in {stage}")
+        for stage in SWITCH_STAGES
     }
     return QUANTITIES | operations | stages
 

@@ -1,4 +1,4 @@
-"""Which GPUs of which nodes make up each instance of a layout. Pure.
+"""Which nodes generate, and which GPUs of theirs make up each instance of a layout. Pure.
 
 An instance never spans nodes. Nodes are filled in their order and GPUs in theirs, so the same
 layout on the same nodes always gives the same instances, and a TP group sits on neighbours.
@@ -11,7 +11,9 @@ from collections.abc import Mapping
 import msgspec
 
 from harness.errors import UsageError
+from harness.model.bench import Bench
 from harness.model.layout import Layout
+from harness.model.scenario import Generation
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +30,19 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     def layout(self) -> Layout:
         """The layout of this instance alone."""
         return Layout(1, self.tp, self.pp, self.ep, self.dp)
+
+
+def gpus_of(generation: Generation, bench: Bench) -> dict[str, int]:
+    """Return the GPUs, real or emulated, of each node that generates, in the bench's order.
+
+    These are the nodes that the scenario names, or else those of ``generate`` pods; one that has
+    no GPU is among them, with 0.
+    """
+    return {
+        name: node.gpus or node.emulated_gpus
+        for name, node in bench.nodes.items()
+        if (name in generation.nodes if generation.nodes else node.pod == "generate")
+    }
 
 
 def place(layout: Layout, gpus_of: Mapping[str, int]) -> dict[str, tuple[Instance, ...]]:

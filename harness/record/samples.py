@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from harness.clock import NS_PER_MS, NS_PER_US
+from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US
 from harness.model.busbw import algbw_gb_per_s, busbw_gb_per_s, max_of_ranks_ns
 from harness.model.documents import Event, Metric
 from harness.model.metrics import Quantity, Statistic, metric_name, quantities
-from harness.model.streams import STAGES
+from harness.model.streams import STAGES, SWITCH_STAGES
 
 DURATIONS_MS = (
     "dark_ms",
@@ -26,19 +26,26 @@ DURATIONS_MS = (
     "overhead_ms",
 )
 """Fields of a reconfiguration that are metrics under their own name."""
+SWITCH_FIELDS = (
+    "total_ms",
+    "blackout_ms",
+    "residual_ms",
+    "before_tokens_per_s",
+    "during_tokens_per_s",
+    "after_tokens_per_s",
+    "carried",
+    "recomputed_tokens",
+)
+"""The same, of a switch of layouts."""
+OUTCOMES = ("switched", "refused", "rolled_back", "lost")
 
 
 def metrics_of(events: Iterable[Event]) -> dict[str, Metric]:
     """Return every metric that the events give, by name, sorted."""
     samples = Samples()
     for event in events:
-        if event.stream == "collective":
-            _collective(samples, event.data)
-        elif event.stream == "reconfigure":
-            _reconfigure(samples, event.data)
-        elif event.stream == "clock":
-            labels = {"agent": event.data["agent"]}
-            samples.add("clock.bound_us", labels, [event.data["bound_ns"] / NS_PER_US])
+        if take := TAKE.get(event.stream):
+            take(samples, event.data)
     return samples.metrics()
 
 
@@ -159,3 +166,79 @@ def _reconfigure(samples: Samples, row: Mapping[str, Any]) -> None:
             took_ns = max(0, stamp_ns - latest_ns)
             samples.add(f"reconfigure.stage.{stage}_ms", labels, [took_ns / NS_PER_MS])
         latest_ns = stamp_ns if latest_ns is None else max(latest_ns, stamp_ns)
+
+
+# -- generation --------------------------------------------------------------------------------
+
+
+def _parallelism(samples: Samples, row: Mapping[str, Any]) -> None:
+    """One switch of layouts; only one that was made says what a switch takes."""
+    labels = {
+        "step": row["step"],
+        "from": row["layout_from"],
+        "to": row["layout_to"],
+        "strategy": row["strategy"],
+    }
+    for outcome in OUTCOMES:
+        samples.add(f"switch.{outcome}", labels, [row["outcome"] == outcome])
+    if row["outcome"] != "switched":
+        return
+    for name in SWITCH_FIELDS:
+        samples.add(f"switch.{name}", labels, [row[name]])
+    for stage in SWITCH_STAGES:
+        samples.add(f"switch.stage.{stage}_ms", labels, [row["stages"].get(stage)])
+
+
+def _migration(samples: Samples, row: Mapping[str, Any]) -> None:
+    step, by, send_ms = row["step"], row["by"], row["send_ms"]
+    samples.add("migration.kv", {"step": step}, [by == "kv"])
+    samples.add("migration.recomputed", {"step": step}, [by == "recompute"])
+    labels = {"step": step, "by": by}
+    samples.add("migration.ms", labels, [row["total_ms"]])
+    samples.add("migration.expected_ms", labels, [row["expected_ms"]])
+    samples.add("migration.send_ms", labels, [send_ms])
+    if row["sent_bytes"] and send_ms:
+        rate = row["sent_bytes"] / (send_ms * NS_PER_MS)  # bytes per ns is GB/s
+        samples.add("migration.gb_per_s", labels, [rate])
+
+
+def _generated(samples: Samples, row: Mapping[str, Any]) -> None:
+    labels = {"step": row["step"]}
+    samples.add("generate.requests", labels, [row["finished"]])
+    for name in ("tokens_per_s", "tokens", "lost", "doubled", "preemptions"):
+        samples.add(f"generate.{name}", labels, [row[name]])
+
+
+def _progress(samples: Samples, row: Mapping[str, Any]) -> None:
+    labels = {"instance": row["instance"]}
+    took_s = (row["t1_ns"] - row["t0_ns"]) / NS_PER_S
+    if took_s > 0:
+        rate = row["generated_tokens"] / took_s
+        samples.add("generate.tokens_per_s", labels, [rate], total=False)
+    samples.add("generate.kv_use_pct", labels, [row["kv_use_pct"]])
+    samples.add("generate.waiting", labels, [row["waiting"]])
+
+
+def _given_up(samples: Samples, row: Mapping[str, Any]) -> None:
+    del row
+    samples.add("generate.given_up", {}, [1])
+
+
+# -- clocks ------------------------------------------------------------------------------------
+
+
+def _clock(samples: Samples, row: Mapping[str, Any]) -> None:
+    samples.add("clock.bound_us", {"agent": row["agent"]}, [row["bound_ns"] / NS_PER_US])
+
+
+TAKE: Mapping[str, Callable[[Samples, Mapping[str, Any]], None]] = {
+    "collective": _collective,
+    "reconfigure": _reconfigure,
+    "parallelism": _parallelism,
+    "migration": _migration,
+    "generated": _generated,
+    "progress": _progress,
+    "given_up": _given_up,
+    "clock": _clock,
+}
+"""The streams whose events give samples."""

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from harness.errors import BadFile, ExitCode, InfrastructureError
-from harness.model.documents import SCHEMA, Document, Event, Metric, RunSummary, Start, Stop
+from harness.model.documents import SCHEMA, Document, Event, RunSummary, Start, Stop
 from harness.record.journal import Journal, JournalReader, read_journal
 from harness.record.samples import metrics_of
 from harness.record.store import RunFolder
-from harness.record.verdict import ending, evaluate
+from harness.record.verdict import broken_promises, ending, evaluate
 
 UNFINISHED = "unfinished"
 LOUD = ("warning", "error", "critical")
@@ -119,8 +119,7 @@ def conclude(
     `error` and `reason` say what ended it, `PASSED` that it went through all its steps.
     """
     so_far = read_run(folder)
-    wrong: Metric | None = so_far.metrics.get("collective.wrong")
-    end = ending(so_far.checks, wrong.value if wrong else None, error, reason)
+    end = ending(so_far.checks, broken_promises(so_far.metrics), error, reason)
     journal.stop(end.status, end.exit_code, end.reason)
     summary = read_run(folder)
     write_summary(folder, summary)

@@ -7,7 +7,7 @@ timing bound) is never a pass. Merged worst first: failed, then unknown, then pa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +33,14 @@ STATUS_OF: Mapping[ExitCode, Status] = {
 """Status of a run that something ended; one that went through is judged by its checks."""
 
 
+NEVER = {
+    "collective.wrong": "wrong elements",
+    "generate.lost": "tokens lost",
+    "generate.doubled": "tokens delivered twice",
+}
+"""Metrics that must be 0 in every run, whatever its checks say."""
+
+
 @dataclass(frozen=True)
 class Ending:
     """How a run ended: what its stop document says."""
@@ -44,20 +52,19 @@ class Ending:
 
 def ending(
     results: Iterable[CheckResult],
-    wrong: float | None,
+    broken: Sequence[str] = (),
     error: ExitCode = ExitCode.PASSED,
     reason: str = "",
 ) -> Ending:
     """Decide how a run ended.
 
-    `error` and `reason` say what ended it (`PASSED`: it went through all its steps), `wrong` how
-    many wrong elements were found (None: nothing was verified). Inconclusive runs exit with 0;
-    ``--strict`` makes that 6.
+    `error` and `reason` say what ended it (`PASSED`: it went through all its steps), `broken` what
+    must never be (`broken_promises`). Inconclusive runs exit with 0; ``--strict`` makes that 6.
     """
     if error is not ExitCode.PASSED:
         return Ending(STATUS_OF[error], error, reason)
-    if wrong:
-        return Ending("failed", ExitCode.FAILED, f"{wrong:.0f} wrong elements")
+    if broken:
+        return Ending("failed", ExitCode.FAILED, ", ".join(broken))
     results = list(results)
     for verdict, status in (("failed", "failed"), ("unknown", "inconclusive")):
         if texts := [result.text for result in results if result.verdict == verdict]:
@@ -68,6 +75,15 @@ def ending(
     if not results:
         return Ending("inconclusive", ExitCode.PASSED, "the scenario states no checks")
     return Ending("passed", ExitCode.PASSED, "")
+
+
+def broken_promises(metrics: Mapping[str, Metric]) -> list[str]:
+    """Return what must never be and was: ``3 tokens lost``."""
+    return [
+        f"{metrics[name].value:.0f} {text}"
+        for name, text in NEVER.items()
+        if name in metrics and metrics[name].value
+    ]
 
 
 def merge(verdicts: Iterable[Verdict]) -> Verdict:

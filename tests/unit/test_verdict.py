@@ -10,7 +10,7 @@ from harness.errors import ExitCode
 from harness.model.documents import CheckResult, Metric
 from harness.model.metrics import matching, metric_problem, parse_metric, quantities
 from harness.model.scenario import Check
-from harness.record.verdict import ending, evaluate, merge
+from harness.record.verdict import broken_promises, ending, evaluate, merge
 
 
 def metric(value: float, plus_minus: float | None = None, **other: float) -> Metric:
@@ -96,27 +96,34 @@ UNKNOWN = CheckResult(text="c <= 1", verdict="unknown")
 
 
 @pytest.mark.parametrize(
-    ("results", "wrong", "error", "status", "code"),
+    ("results", "broken", "error", "status", "code"),
     [
-        ([PASSED], 0, ExitCode.PASSED, "passed", ExitCode.PASSED),
-        ([PASSED, UNKNOWN], 0, ExitCode.PASSED, "inconclusive", ExitCode.PASSED),
-        ([PASSED, UNKNOWN, FAILED], 0, ExitCode.PASSED, "failed", ExitCode.FAILED),
-        ([], None, ExitCode.PASSED, "inconclusive", ExitCode.PASSED),
-        ([PASSED], 2, ExitCode.PASSED, "failed", ExitCode.FAILED),
-        ([PASSED], 0, ExitCode.INFRASTRUCTURE, "infrastructure", ExitCode.INFRASTRUCTURE),
-        ([FAILED], 0, ExitCode.RESTORE_FAILED, "infrastructure", ExitCode.RESTORE_FAILED),
-        ([FAILED], 0, ExitCode.INTERRUPTED, "interrupted", ExitCode.INTERRUPTED),
-        ([], None, ExitCode.NOTHING_RAN, "inconclusive", ExitCode.NOTHING_RAN),
-        ([], None, ExitCode.BUG, "bug", ExitCode.BUG),
-        ([PASSED], 0, ExitCode.FAILED, "failed", ExitCode.FAILED),
+        ([PASSED], [], ExitCode.PASSED, "passed", ExitCode.PASSED),
+        ([PASSED, UNKNOWN], [], ExitCode.PASSED, "inconclusive", ExitCode.PASSED),
+        ([PASSED, UNKNOWN, FAILED], [], ExitCode.PASSED, "failed", ExitCode.FAILED),
+        ([], [], ExitCode.PASSED, "inconclusive", ExitCode.PASSED),
+        ([PASSED], ["2 wrong elements"], ExitCode.PASSED, "failed", ExitCode.FAILED),
+        ([PASSED], [], ExitCode.INFRASTRUCTURE, "infrastructure", ExitCode.INFRASTRUCTURE),
+        ([FAILED], [], ExitCode.RESTORE_FAILED, "infrastructure", ExitCode.RESTORE_FAILED),
+        ([FAILED], [], ExitCode.INTERRUPTED, "interrupted", ExitCode.INTERRUPTED),
+        ([], [], ExitCode.NOTHING_RAN, "inconclusive", ExitCode.NOTHING_RAN),
+        ([], [], ExitCode.BUG, "bug", ExitCode.BUG),
+        ([PASSED], [], ExitCode.FAILED, "failed", ExitCode.FAILED),
     ],
 )
 def test_how_a_run_ends(
-    results: list[CheckResult], wrong: float | None, error: ExitCode, status: str, code: ExitCode
+    results: list[CheckResult], broken: list[str], error: ExitCode, status: str, code: ExitCode
 ) -> None:
-    end = ending(results, wrong, error, "why" if error else "")
+    end = ending(results, broken, error, "why" if error else "")
     assert (end.status, end.exit_code) == (status, code)
     assert bool(end.reason) == (status != "passed")
+
+
+@pytest.mark.parametrize("name", ["collective.wrong", "generate.lost", "generate.doubled"])
+def test_what_must_never_be_is_told_with_its_count(name: str) -> None:
+    assert broken_promises({name: metric(0.0)}) == []
+    (told,) = broken_promises({name: metric(3.0), "generate.tokens": metric(9.0)})
+    assert told.startswith("3 ")
 
 
 def test_names_of_metrics() -> None:
