@@ -1,18 +1,17 @@
-"""The line between an agent and one rank: length-prefixed msgpack over a Unix socket pair.
+"""The line between an agent and one rank: what is said on it (see `agents.frames`).
 
 A rank answers in the wire's own messages, as if it were the only one; `merge` makes one answer of
-the local ranks' answers. Deadlines are absolute on the node's monotonic clock, which agent and
-ranks share. Pure: no socket is touched here.
+the local ranks' answers. Pure: no socket is touched here.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from agents.frames import Frame
 from harness.wire.messages import (
     DestroyGroups,
     Done,
@@ -53,42 +52,7 @@ Body = (
 )  # fmt: skip
 
 
-class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """`seq` pairs an answer with its order; 0 is news that nobody asked for."""
-
-    seq: int
-    deadline_ns: int
-    body: Body
-
-
-_LENGTH = struct.Struct("!I")
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Frame)
-
-
-def pack(seq: int, deadline_ns: int, body: Message) -> bytes:
-    """Return the bytes of a `Frame`; `body` is of one of its types."""
-    frame = _encoder.encode((seq, deadline_ns, body))
-    return _LENGTH.pack(len(frame)) + frame
-
-
-class Unpacker:
-    """Frames out of a stream of bytes."""
-
-    def __init__(self) -> None:
-        self._rest = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield the frames that `data` completes."""
-        self._rest += data
-        while len(self._rest) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._rest)
-            end = _LENGTH.size + length
-            if len(self._rest) < end:
-                return
-            frame = _decoder.decode(memoryview(self._rest)[_LENGTH.size : end])
-            del self._rest[:end]
-            yield frame
+FRAMES = msgspec.msgpack.Decoder(Frame[Body])
 
 
 def merge(answers: Sequence[Message]) -> Message:

@@ -21,7 +21,8 @@ from collections import deque
 
 from agents.collective import Operation
 from agents.communicators import Communicators
-from agents.pipe import Frame, Position, Unpacker, WhereAreYou, pack
+from agents.frames import Frame, Unpacker, pack
+from agents.pipe import FRAMES, Body, Position, WhereAreYou
 from agents.process import die_with
 from agents.traffic import Gate, Watch
 from harness.clock import NS_PER_MS, NS_PER_S
@@ -68,12 +69,12 @@ class Rank:
         self._comms = communicators
         self._sending = threading.Lock()
         self._lock = threading.Condition()
-        self._orders: deque[Frame] = deque()
+        self._orders: deque[Frame[Body]] = deque()
         self._gate: Gate | None = None
         self._broken = ""
-        self._starting: Frame | None = None
-        self._stopping: list[Frame] = []
-        self._watches: list[tuple[Frame, Watch]] = []
+        self._starting: Frame[Body] | None = None
+        self._stopping: list[Frame[Body]] = []
+        self._watches: list[tuple[Frame[Body], Watch]] = []
         self._stall_ns = 0
         self._entered = 0
         self._waiting = False
@@ -84,7 +85,7 @@ class Rank:
     def control(self) -> None:
         """Read orders until the agent is gone, then end the process, whatever torch is doing."""
         ask_for_real_time()  # the switch waits for these answers while collectives fill the CPUs
-        unpacker = Unpacker()
+        unpacker = Unpacker(FRAMES)
         while True:
             if not select.select([self._line], [], [], self._look_after())[0]:
                 continue
@@ -102,7 +103,7 @@ class Rank:
                 if answer is not None:
                     self._say(frame.seq, answer)
 
-    def _at_once(self, frame: Frame) -> Message | None:
+    def _at_once(self, frame: Frame[Body]) -> Message | None:
         """Answer what can be answered under the lock; queue or remember the rest."""
         match frame.body:
             case WhereAreYou():
@@ -116,7 +117,7 @@ class Rank:
                 self._orders.append(frame)
                 return None
 
-    def _on_traffic(self, frame: Frame) -> Message | None:
+    def _on_traffic(self, frame: Frame[Body]) -> Message | None:
         gate, body = self._gate, frame.body
         if gate is None:
             # What broke it is most likely another rank: this one does not name itself.
@@ -137,7 +138,7 @@ class Rank:
             case _:
                 return self._end_traffic(gate)
 
-    def _stop_at(self, gate: Gate, frame: Frame, iteration: int) -> Message | None:
+    def _stop_at(self, gate: Gate, frame: Frame[Body], iteration: int) -> Message | None:
         if not gate.stop_at(iteration):
             text = f"has entered iteration {gate.entered}, beyond {iteration}"
             return self._refused("Beyond", text)
@@ -220,7 +221,7 @@ class Rank:
             else:
                 self._do(frame)
 
-    def _do(self, frame: Frame) -> None:
+    def _do(self, frame: Frame[Body]) -> None:
         try:
             answer = self._done(frame)
         except ValueError as error:
@@ -232,7 +233,7 @@ class Rank:
         if answer is not None:
             self._say(frame.seq, answer)
 
-    def _done(self, frame: Frame) -> Message | None:
+    def _done(self, frame: Frame[Body]) -> Message | None:
         match frame.body:
             case MakeGroups(groups=groups):
                 ready_ns = self._comms.make(groups)
@@ -284,7 +285,7 @@ class Rank:
 
     # -- traffic -------------------------------------------------------------------------------
 
-    def _start_traffic(self, frame: Frame, asked: StartTraffic) -> None:
+    def _start_traffic(self, frame: Frame[Body], asked: StartTraffic) -> None:
         if self._gate:
             raise ValueError("traffic was started already: end it first")
         everyone = self._comms.everyone

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import msgspec
 
+from agents.frames import Unpacker, pack
 from agents.labour import Handler, Notify
-from agents.pipe import Position, Unpacker, WhereAreYou, merge, pack
+from agents.pipe import FRAMES, Position, WhereAreYou, merge
 from agents.process import Child, Unkillable, describe_exit, spawn
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.model.nccl import NCCL_ALLOWED
@@ -69,7 +70,7 @@ class Seat(asyncio.Protocol):
         self.rank, self.child = rank, child
         self.cause = ""
         self._log, self._notify = log, notify
-        self._unpacker = Unpacker()
+        self._unpacker = Unpacker(FRAMES)
         self._pending: dict[int, asyncio.Future[Message]] = {}
         self._seq = 0
         self._transport: asyncio.WriteTransport | None = None

@@ -12,6 +12,7 @@ anything else makes the instance dead. Stamps are on the node's monotonic clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,13 +52,8 @@ class Seat:
 class Marks(Protocol):
     """Stamps of stages within a verb: ``with marks("groups"):``."""
 
-    def __call__(self, stage: str) -> _Mark:
+    def __call__(self, stage: str) -> AbstractContextManager[object]:
         """Return a context manager that stamps the stage's begin and end."""
-
-
-class _Mark(Protocol):
-    def __enter__(self) -> object: ...
-    def __exit__(self, *error: object) -> None: ...
 
 
 class Engine(Protocol):

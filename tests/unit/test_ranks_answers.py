@@ -1,6 +1,7 @@
 """What an agent makes of its ranks' answers, and whom it names."""
 
-from agents.pipe import Position, Unpacker, merge, pack
+from agents.frames import Unpacker, pack
+from agents.pipe import FRAMES, Position, merge
 from agents.ranks import at_fault, combine
 from harness.wire.messages import Done, Failure, Held, RankSamples, RanksReady, Samples
 
@@ -58,7 +59,7 @@ def test_answers_are_merged_by_rank_and_latest_stamp() -> None:
 def test_frames_survive_any_cut() -> None:
     messages = [Done(t_ns=n) for n in range(3)]
     stream = b"".join(pack(n, 0, message) for n, message in enumerate(messages))
-    unpacker = Unpacker()
+    unpacker = Unpacker(FRAMES)
     found = [frame for at in range(len(stream)) for frame in unpacker.feed(stream[at : at + 1])]
     assert [frame.body for frame in found] == messages
     assert [frame.seq for frame in found] == [0, 1, 2]
