@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.run.generation.stages import STAGES, Pace, Silence, blackout_ms, table
+from harness.model.streams import SWITCH_STAGES
+from harness.run.generation.stages import Pace, Silence, blackout_ms, table
 from harness.wire.generation import Span
 
 MS = 1_000_000
@@ -41,7 +42,8 @@ def test_stamps_outside_the_switch_are_cut_off_and_unknown_work_is_not_counted()
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(STAGES), st.integers(-50, 250), st.integers(0, 120)), max_size=30
+        st.tuples(st.sampled_from(SWITCH_STAGES), st.integers(-50, 250), st.integers(0, 120)),
+        max_size=30,
     ),
     st.integers(0, 100),
     st.integers(0, 150),

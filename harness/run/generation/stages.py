@@ -14,25 +14,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from harness.clock import NS_PER_MS, NS_PER_S
+from harness.model.streams import SWITCH_STAGES
 from harness.wire.generation import Span
 
-STAGES = (
-    "prepare",
-    "stop_admitting",
-    "withdraw",
-    "drain",
-    "teardown",
-    "processes",
-    "groups",
-    "weights",
-    "kv_cache",
-    "resubmit",
-    "first_token",
-    "steady",
-)
-"""Of one switch, in order. It withdraws or drains; `processes` are started by ``restart`` only."""
-
-_PLACE = {stage: place for place, stage in enumerate(STAGES)}
+_PLACE = {stage: place for place, stage in enumerate(SWITCH_STAGES)}
 
 
 @dataclass(frozen=True)
@@ -57,10 +42,10 @@ def table(spans: Iterable[Span], begin_ns: int, end_ns: int) -> Table:
     for left, right in pairwise(edges):
         under_way = [place for begin, end, place in cut if begin <= left and right <= end]
         if under_way:
-            sums[STAGES[min(under_way)]] += right - left
+            sums[SWITCH_STAGES[min(under_way)]] += right - left
     total_ns = max(0, end_ns - begin_ns)
     return Table(
-        stages={name: sums[name] / NS_PER_MS if name in sums else None for name in STAGES},
+        stages={name: sums[name] / NS_PER_MS if name in sums else None for name in SWITCH_STAGES},
         residual_ms=(total_ns - sum(sums.values())) / NS_PER_MS,
         total_ms=total_ns / NS_PER_MS,
     )
