@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 from urllib.parse import parse_qsl, urlsplit
 
-from harness.model.bench import Bench, EmulatedUnit, Switch
+from harness.model.bench import Bench, EmulatedUnit, Node, Switch
 from harness.model.ports import PORT_MAX, Cable, parse_cable, parse_ports
 from harness.model.schema import did_you_mean, dotted
 
 PATH_KEYS = ("known_hosts", "password_file", "key_file")
 UPLINKS_MAX = 1024
+GPUS_MAX = 1024
 BAUD_MAX = 4_000_000
 
 LINES_OF: Mapping[str, tuple[str, ...]] = {
@@ -120,11 +121,7 @@ def _nodes(bench: Bench) -> Iterator[str]:
         where = dotted("nodes", name)
         if node.tor not in bench.tors:
             yield f"{where}.tor: no ToR {node.tor!r}{did_you_mean(node.tor, bench.tors)}"
-        for key in ("gpus", "emulated_gpus"):
-            if not 0 <= getattr(node, key) <= 1024:
-                yield f"{where}.{key}: expected 0 to 1024"
-        if node.gpus and node.emulated_gpus:
-            yield f"{where}.emulated_gpus: the node has GPUs of its own (gpus); keep one of the two"
+        yield from _gpus(where, node)
         for key in ("host", "interface", "address") if bench.world == "live" else ():
             if not getattr(node, key):
                 yield f"{where}.{key}: missing; every node of a live bench states it"
@@ -132,6 +129,14 @@ def _nodes(bench: Bench) -> Iterator[str]:
             yield f"{where}.address: an {bench.world} bench makes its addresses; leave it out"
         if node.address and not _is_address(node.address):
             yield f'{where}.address: expected an IP address, such as "10.1.0.11"'
+
+
+def _gpus(where: str, node: Node) -> Iterator[str]:
+    for key in ("gpus", "emulated_gpus"):
+        if not 0 <= getattr(node, key) <= GPUS_MAX:
+            yield f"{where}.{key}: expected 0 to {GPUS_MAX}"
+    if node.gpus and node.emulated_gpus:
+        yield f"{where}.emulated_gpus: the node has GPUs of its own (gpus); keep one of the two"
 
 
 # -- switches ----------------------------------------------------------------------------------

@@ -14,19 +14,24 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar
 
 import msgspec
 
 from drivers.base import Matching
-from harness.errors import BadFile
-from harness.model.bench import Bench, Switch
+from harness.errors import BadFile, UsageError
+from harness.model.bench import Bench
 from harness.model.bench_rules import PATH_KEYS, bench_problems
+from harness.model.generation_rules import (
+    GENERATION_PATHS,
+    GenerationFiles,
+    generation_problems,
+)
 from harness.model.mapfile import MapFile, map_problems, matching_of
 from harness.model.profile import Profile
 from harness.model.profile_rules import profile_problems
 from harness.model.replay import Replay
-from harness.model.scenario import Scenario
+from harness.model.scenario import Generation, Scenario
 from harness.model.scenario_rules import scenario_problems, together_problems
 from harness.model.schema import examine
 from harness.model.shape import ModelShape, shape_of_config
@@ -35,6 +40,8 @@ from harness.model.workload import TraceWorkload, Workload
 from harness.model.workload_rules import workload_problems
 
 T = TypeVar("T")
+
+Engine = Literal["paced", "vllm"]
 
 FILE_BYTES_MAX = 4 * 2**20
 LINE_BYTES_MAX = 4 * 2**20
@@ -68,14 +75,53 @@ def load_bench(path: str | Path) -> Bench:
     """
     bench = _load(Path(path), Bench, bench_problems)
     folder = Path(path).resolve().parent
-    switches = {name: _resolve(switch, folder) for name, switch in bench.switches.items()}
+    switches = {
+        name: msgspec.structs.replace(switch, **_resolved(switch, PATH_KEYS, folder))
+        for name, switch in bench.switches.items()
+    }
     keys = str(folder / Path(bench.keys).expanduser()) if bench.keys else ""
     return msgspec.structs.replace(bench, switches=switches, keys=keys)
 
 
 def load_scenario(path: str | Path) -> Scenario:
-    """Read a scenario file. Raises `BadFile` with every problem found."""
-    return _load(Path(path), Scenario, scenario_problems)
+    """Read a scenario file; paths of its ``[generation]`` are resolved against its own folder.
+
+    Raises `BadFile` with every problem found.
+    """
+    scenario = _load(Path(path), Scenario, scenario_problems)
+    if scenario.generation is None:
+        return scenario
+    folder = Path(path).resolve().parent
+    paths = _resolved(scenario.generation, GENERATION_PATHS, folder)
+    generation = msgspec.structs.replace(scenario.generation, **paths)
+    return msgspec.structs.replace(scenario, generation=generation)
+
+
+def with_engine(scenario: Scenario, engine: Engine, path: str | Path) -> Scenario:
+    """Return the scenario with another engine than its file names, checked as if it named it.
+
+    Raises `BadFile`, naming `path`, the scenario's file; `UsageError` where nothing generates.
+    """
+    if scenario.generation is None:
+        raise UsageError(f"--engine {engine}: {path} has no table [generation]")
+    generation = msgspec.structs.replace(scenario.generation, engine=engine)
+    if problems := list(generation_problems(generation)):
+        raise BadFile(str(path), [f"{problem} (--engine {engine})" for problem in problems])
+    return msgspec.structs.replace(scenario, generation=generation)
+
+
+def load_generation(generation: Generation, *, nodes_are_here: bool) -> GenerationFiles:
+    """Read the files that a scenario generates with; raises `BadFile`, naming the one at fault.
+
+    A model folder is for the nodes: it must be here only where they are.
+    """
+    profile = load_profile(generation.profile) if generation.profile else None
+    shape = profile.shape if profile else None
+    if generation.engine == "vllm":
+        there = generation.model and (nodes_are_here or Path(generation.model).exists())
+        shape = load_shape(generation.model) if there else None
+    replay = requests_of(load_workload(generation.workload))
+    return GenerationFiles(replay=replay, profile=profile, shape=shape)
 
 
 def load_workload(path: str | Path) -> Workload:
@@ -154,12 +200,17 @@ def bench_path(scenario: Scenario, path: str | Path) -> Path:
     return Path(path).parent / Path(scenario.bench).expanduser()
 
 
-def check_together(scenario: Scenario, bench: Bench, path: str | Path = "scenario") -> None:
-    """Check that the scenario can be asked of this bench.
+def check_together(
+    scenario: Scenario,
+    bench: Bench,
+    path: str | Path = "scenario",
+    files: GenerationFiles | None = None,
+) -> None:
+    """Check that the scenario, with what it generates with, can be asked of this bench.
 
     Raises `BadFile`, naming `path`, the scenario's file.
     """
-    if problems := list(together_problems(scenario, bench)):
+    if problems := list(together_problems(scenario, bench, files)):
         raise BadFile(str(path), problems)
 
 
@@ -226,10 +277,10 @@ def _syntax(text: str) -> str:
     return f"not TOML: {text}"
 
 
-def _resolve(switch: Switch, folder: Path) -> Switch:
-    paths = {
+def _resolved(table: object, keys: Iterable[str], folder: Path) -> dict[str, str]:
+    """Return the paths that these keys of a table name, seen from the file's folder."""
+    return {
         key: str(folder / Path(value).expanduser())
-        for key in PATH_KEYS
-        if (value := getattr(switch, key))
+        for key in keys
+        if (value := getattr(table, key))
     }
-    return msgspec.structs.replace(switch, **paths)

@@ -11,6 +11,13 @@ from collections.abc import Iterator
 
 from harness.model.bench import Bench
 from harness.model.busbw import smallest_bytes
+from harness.model.generation_rules import (
+    COUNT_MAX,
+    GenerationFiles,
+    generate_problems,
+    generation_on,
+    generation_problems,
+)
 from harness.model.metrics import metric_problem, parse_metric
 from harness.model.nccl import NCCL_ALLOWED, refused_names
 from harness.model.ports import parse_cable, parse_circuit
@@ -29,7 +36,6 @@ from harness.model.sizes import format_size, parse_size
 
 ELECTRICAL = "electrical"
 """The path that is always there; no shape can have its name."""
-COUNT_MAX = 1_000_000
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}", re.ASCII)
 _PRINTABLE = re.compile(r"[ -~]*")
@@ -44,21 +50,21 @@ def scenario_problems(scenario: Scenario) -> Iterator[str]:
         yield "timeout_s: expected more than 0"
     for name, shape in scenario.shapes.items():
         yield from _shape(name, shape)
+    if scenario.generation is not None:
+        yield from generation_problems(scenario.generation)
     if not scenario.steps:
         yield "steps: empty; a scenario has at least one step"
     for i, step in enumerate(scenario.steps):
         yield from _step(scenario, f"steps[{i}]", step)
     for i, check in enumerate(scenario.checks):
         yield from _check(scenario, f"checks[{i}]", check)
-    for name in refused_names(scenario.nccl_env):
-        yield f"{dotted('nccl_env', name)}: may not be set{did_you_mean(name, NCCL_ALLOWED)}"
-    for name, value in scenario.nccl_env.items():
-        if not _PRINTABLE.fullmatch(value):
-            yield f"{dotted('nccl_env', name)}: expected printable ASCII"
+    yield from _nccl(scenario)
 
 
-def together_problems(scenario: Scenario, bench: Bench) -> Iterator[str]:
-    """Yield what keeps this scenario from being asked of this bench."""
+def together_problems(
+    scenario: Scenario, bench: Bench, files: GenerationFiles | None = None
+) -> Iterator[str]:
+    """Yield what keeps this scenario, with its files, from being asked of this bench."""
     used = {shape for step in scenario.steps for _, shape in _shapes_of("", step)}
     for name in scenario.shapes:
         yield from _circuits_on(bench, scenario.shapes[name], dotted("shapes", name))
@@ -75,6 +81,15 @@ def together_problems(scenario: Scenario, bench: Bench) -> Iterator[str]:
             yield from _sizes_for(step, f"steps[{i}]", ranks if step.group == "all" else 2)
         elif isinstance(step, Reconfigure):
             yield from _size_for(step, step.op, step.size, f"steps[{i}].size", ranks)
+    yield from generation_on(scenario, bench, files)
+
+
+def _nccl(scenario: Scenario) -> Iterator[str]:
+    for name in refused_names(scenario.nccl_env):
+        yield f"{dotted('nccl_env', name)}: may not be set{did_you_mean(name, NCCL_ALLOWED)}"
+    for name, value in scenario.nccl_env.items():
+        if not _PRINTABLE.fullmatch(value):
+            yield f"{dotted('nccl_env', name)}: expected printable ASCII"
 
 
 # -- shapes and steps --------------------------------------------------------------------------
@@ -123,6 +138,8 @@ def _step(
         yield from _collectives(where, step)
     elif isinstance(step, Reconfigure):
         yield from _reconfigure(where, step)
+    elif isinstance(step, Generate):
+        yield from generate_problems(scenario.generation, where, step)
 
 
 def _collectives(where: str, step: Collectives) -> Iterator[str]:

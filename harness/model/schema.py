@@ -175,7 +175,12 @@ class _Walk:
             if not isinstance(found, str) or found not in kind.values:
                 self.wrong(path, _not_one_of(found, [str(word) for word in kind.values]))
         elif isinstance(kind, mi.UnionType):
-            self.leaf(found, next(t for t in kind.types if not isinstance(t, mi.NoneType)), path)
+            kinds = _alternatives(kind)
+            fitting = kinds if len(kinds) == 1 else [one for one in kinds if _fits(found, one)]
+            if fitting:
+                self.leaf(found, fitting[0], path)
+            else:
+                self.wrong(path, f"expected {_expected(kind)}, found {_word(found)}")
         elif not _fits(found, kind):
             self.wrong(path, f"expected {_expected(kind)}, found {_word(found)}")
         elif isinstance(found, str) and _CONTROL.search(found):
@@ -203,13 +208,18 @@ def _fits(found: object, kind: mi.Type) -> bool:
     raise NotImplementedError(f"a schema with {kind}")
 
 
+def _alternatives(kind: mi.UnionType) -> list[mi.Type]:
+    """Return what a value may be, if it is there at all."""
+    return [one for one in kind.types if not isinstance(one, mi.NoneType)]
+
+
 def _expected(kind: mi.Type) -> str:
     if isinstance(kind, mi.VarTupleType):
         return "a list"
     if isinstance(kind, mi.LiteralType):
         return "one of " + ", ".join(f'"{word}"' for word in kind.values)
     if isinstance(kind, mi.UnionType):
-        return _expected(next(t for t in kind.types if not isinstance(t, mi.NoneType)))
+        return " or ".join(map(_expected, _alternatives(kind)))
     return _WORDS.get(type(kind), "a table")
 
 
