@@ -8,17 +8,22 @@ coordinator's clock, lengths in tokens.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.model.replay import ReplayRequest
+from harness.model.prompts import Prompts
+from harness.model.replay import ReplayRequest, Turn
 from harness.model.requests import Carried
 from harness.wire.generation import Output, Work
 
 State = Literal["queued", "sent", "held", "finished", "refused"]
 """`queued`: waits here for an instance; `sent`: at `Entry.at`; `held`: taken from an instance, and
 in the hands of whoever took it (a switch, a migration)."""
+
+UNKNOWN_ID = 0
+"""Stands for a token that was lost, so that those after it keep their positions."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,77 +32,244 @@ class Entry:
 
     request: ReplayRequest
     arrived_ns: int
+    context_tokens: int
+    """Prompt of the present turn: all turns before it, with their outputs and tool output."""
     state: State = "queued"
     at: str = ""
     """Name of the instance that has it; "" unless `sent`."""
     home: str = ""
     """The instance that had it last: its KV may still be cached there."""
     turn: int = 0
-    context_tokens: int = 0
-    """Prompt of the present turn: all turns before it, with their outputs and tool output."""
     produced_tokens: int = 0
     """Delivered of the present turn."""
     moves: int = 0
-    """How often it continued in another engine than it had begun a turn in."""
+    """How often it was sent to an engine with partial output, to go on there."""
     first_token_ns: int = 0
     last_token_ns: int = 0
     """Of the whole trajectory; 0: none yet."""
+    resumed_ns: int = 0
+    """First token since it was last sent somewhere; 0: none yet."""
+    cached_tokens: int = 0
+    """Of its context, then: those whose KV was there already."""
+    version_first: int | None = None
+    version_last: int | None = None
+    """Weights that produced the present turn."""
+    preemptions: int = 0
     reason: str = ""
     """Why it was refused."""
+    prompt: tuple[int, ...] = ()
+    output: list[int] = field(default_factory=list)
+    """Ids of the present turn's context and response; empty where only counts are known."""
 
     @property
     def id(self) -> str:
         """The request's."""
         return self.request.id
 
+    @property
+    def now(self) -> Turn:
+        """The present turn."""
+        return self.request.turns[self.turn]
+
+    @property
+    def known_tokens(self) -> int:
+        """Context and response so far: what is in KV while it decodes."""
+        return self.context_tokens + self.produced_tokens
+
+    @property
+    def length_tokens(self) -> int:
+        """Of the present turn at its end."""
+        return self.context_tokens + self.now.response_tokens
+
+    @property
+    def sibling(self) -> tuple[int, int]:
+        """Step and prompt: what the samples of one prompt share."""
+        return self.request.step, self.request.prompt
+
 
 @dataclass(eq=False)
 class Ledger:
     """All entries by id, and the sums over them."""
 
+    prompts: Prompts | None = None
+    """Token ids; None where engines only count."""
     entries: dict[str, Entry] = field(default_factory=dict)
     tokens: int = 0
     """Delivered, each position once."""
     lost_tokens: int = 0
-    """Positions that an engine skipped: gaps that nobody will fill. 0, or something is wrong."""
+    """Positions that an engine skipped or left out at the end. 0, or something is wrong."""
     doubled_tokens: int = 0
-    """Positions delivered again. 0, or something is wrong."""
+    """Positions delivered again, or beyond the end. 0, or something is wrong."""
     discarded_tokens: int = 0
     """Told by an engine that no longer had the request: given up, or torn down by force."""
     finished: int = 0
     refused: int = 0
     moved: int = 0
-    """Continuations in another engine."""
-
-    def add(self, requests: Iterable[ReplayRequest], now_ns: int) -> None:
-        """Take new requests. Raises `ValueError` on an id that is here already."""
-        raise NotImplementedError
-
-    def at(self, name: str) -> tuple[str, ...]:
-        """Return the ids that an instance has, in the order they were sent there."""
-        raise NotImplementedError
+    """Sends of a request with partial output, to go on there."""
+    siblings_home: dict[tuple[int, int], str] = field(default_factory=dict)
+    """By step and prompt, where a sample of it was sent last."""
+    _at: dict[str, dict[str, None]] = field(default_factory=dict)
+    _known_tokens: dict[str, int] = field(default_factory=dict)
 
     @property
     def open(self) -> int:
         """Requests that have neither finished nor been refused."""
         return len(self.entries) - self.finished - self.refused
 
-    def work_of(self, id_: str, *, kv_tokens: int = 0, kv_transfer: str = "") -> Work:
-        """Return a request as it continues: its context, its output so far, KV sent ahead."""
-        raise NotImplementedError
+    def at(self, name: str) -> tuple[str, ...]:
+        """Return the ids that an instance has, in the order they were sent there."""
+        return tuple(self._at.get(name, ()))
 
-    def carried_of(self, id_: str) -> Carried:
-        """Return where the present turn stands."""
-        raise NotImplementedError
+    def known_tokens_at(self, name: str) -> int:
+        """Return the context and output of all that an instance has: what its KV is to hold."""
+        return self._known_tokens.get(name, 0)
+
+    # -- what becomes of a request --------------------------------------------------------
+
+    def add(self, requests: Iterable[ReplayRequest], now_ns: int) -> list[str]:
+        """Take new requests and return their ids; `ValueError` on one that is here already."""
+        ids = []
+        for request in requests:
+            if request.id in self.entries:
+                raise ValueError(f"request {request.id} is in the ledger already")
+            self.entries[request.id] = Entry(request, now_ns, request.prompt_tokens)
+            ids.append(request.id)
+        return ids
 
     def send(self, id_: str, name: str) -> None:
         """Note that a queued or held request goes to an instance; before the message leaves."""
-        raise NotImplementedError
+        entry = self._in(id_, "queued", "held")
+        if entry.produced_tokens:
+            entry.moves += 1
+            self.moved += 1
+        entry.state, entry.at, entry.home, entry.resumed_ns = "sent", name, name, 0
+        self.siblings_home[entry.sibling] = name
+        self._at.setdefault(name, {})[id_] = None
+        self._known_tokens[name] = self._known_tokens.get(name, 0) + entry.known_tokens
 
-    def hold(self, id_: str) -> None:
+    def hold(self, id_: str, left: Carried | None = None) -> None:
         """Note that a request was taken from where it was; it waits for `send` or `requeue`."""
-        raise NotImplementedError
+        entry = self._in(id_, "sent", "held")
+        if left is not None:
+            entry.preemptions = left.preemptions
+            entry.version_first = left.version_first
+        self._take(entry, "held")
 
-    def apply(self, output: Output) -> Entry | None:
-        """Deliver tokens; return the entry if it still was there, else None (discarded)."""
-        raise NotImplementedError
+    def requeue(self, id_: str) -> None:
+        """Note that a held request waits for any instance."""
+        self._in(id_, "held").state = "queued"
+
+    def refuse(self, id_: str, reason: str) -> None:
+        """End a request that can run nowhere."""
+        entry = self._in(id_, "queued", "held")
+        entry.state, entry.reason = "refused", reason
+        self.refused += 1
+
+    def apply(self, output: Output, first_ns: int, last_ns: int) -> Entry | None:
+        """Deliver tokens, stamped on our clock; return the entry, None where it is not there.
+
+        At the end of a turn that is not the last, the next one is `queued`.
+        """
+        entry = self.entries.get(output.id)
+        if entry is None or entry.state != "sent" or entry.at != output.instance:
+            self.discarded_tokens += output.count
+            return None
+        if output.count:
+            self._deliver(entry, output)
+            entry.first_token_ns = entry.first_token_ns or first_ns
+            entry.last_token_ns = last_ns
+            if not entry.resumed_ns:
+                entry.resumed_ns, entry.cached_tokens = first_ns, output.cached_tokens
+        if output.ended == "finished":
+            self._finish(entry)
+        elif output.ended:
+            self._take(entry, "held")
+        return entry
+
+    # -- what goes to engines -------------------------------------------------------------
+
+    def work_of(self, id_: str, *, kv_tokens: int = 0, kv_transfer: str = "") -> Work:
+        """Return a request as it continues: its context, its output so far, KV sent ahead."""
+        entry = self.entries[id_]
+        carried = Carried(
+            id=id_,
+            prompt_tokens=entry.context_tokens,
+            response_tokens=entry.now.response_tokens,
+            arrived_ns=entry.arrived_ns,
+            produced_tokens=entry.produced_tokens,
+            kv_tokens=kv_tokens,
+            version_first=entry.version_first,
+            version_last=entry.version_last,
+            preemptions=entry.preemptions,
+            first_token_ns=entry.first_token_ns if entry.version_first is not None else None,
+        )
+        return Work(
+            carried=carried,
+            prompt=self._prompt(entry),
+            output=tuple(entry.output),
+            kv_transfer=kv_transfer,
+        )
+
+    def digest(self) -> str:
+        """Hash (SHA-256, hex) what every finished request was given and gave: lengths and ids."""
+        digest = hashlib.sha256()
+        for entry in sorted(self.entries.values(), key=lambda entry: entry.id):
+            if entry.state == "finished":
+                ids = " ".join(map(str, (*entry.prompt, *entry.output)))
+                line = f"{entry.id} {entry.context_tokens}+{entry.produced_tokens} {ids}\n"
+                digest.update(line.encode())
+        return digest.hexdigest()
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _in(self, id_: str, *states: State) -> Entry:
+        entry = self.entries[id_]
+        if entry.state not in states:
+            raise ValueError(f"request {id_} is {entry.state}, not {' or '.join(states)}")
+        return entry
+
+    def _deliver(self, entry: Entry, output: Output) -> None:
+        """Add what is new of an output; count gaps, and what was there already."""
+        end = output.start + output.count
+        lost = max(0, output.start - entry.produced_tokens)
+        end_known = max(entry.produced_tokens, min(end, entry.now.response_tokens))
+        new = end_known - entry.produced_tokens - min(lost, end_known - entry.produced_tokens)
+        self.lost_tokens += lost
+        self.doubled_tokens += output.count - new
+        self.tokens += new
+        self._known_tokens[entry.at] += end_known - entry.produced_tokens
+        entry.produced_tokens = end_known
+        if entry.version_first is None:
+            entry.version_first = output.version
+        entry.version_last = output.version
+        if self.prompts is not None:
+            entry.output += [UNKNOWN_ID] * lost
+            entry.output += output.ids[len(entry.output) - output.start :][:new]
+
+    def _finish(self, entry: Entry) -> None:
+        self.lost_tokens += entry.now.response_tokens - entry.produced_tokens
+        if entry.turn + 1 == len(entry.request.turns):
+            self._take(entry, "finished")
+            self.finished += 1
+            return
+        self._take(entry, "queued")
+        prompts, context = self.prompts, self._prompt(entry)
+        entry.turn += 1
+        if prompts is not None:
+            added = prompts.added(entry.request, entry.turn)
+            entry.prompt = (*context, *entry.output, *added)
+        entry.context_tokens += entry.produced_tokens + entry.now.prompt_tokens
+        entry.produced_tokens, entry.output = 0, []
+        entry.version_first = entry.version_last = None
+
+    def _take(self, entry: Entry, state: State) -> None:
+        """Take an entry from its instance, if it is at one."""
+        if entry.at:
+            del self._at[entry.at][entry.id]
+            self._known_tokens[entry.at] -= entry.known_tokens
+        entry.state, entry.at = state, ""
+
+    def _prompt(self, entry: Entry) -> tuple[int, ...]:
+        if self.prompts is not None and not entry.prompt:
+            entry.prompt = self.prompts.added(entry.request, 0)
+        return entry.prompt

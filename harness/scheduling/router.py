@@ -1,0 +1,94 @@
+"""Which instance does a request go to? A pure function of what is known at the moment.
+
+To the least loaded one: where a request would wait least for each of its tokens. But a request
+whose earlier turn, or whose prompt's siblings, were somewhere finds their KV there, so it goes back
+unless that instance is loaded by more than `STICKY_MARGIN` above the least. Only as many as have
+seats and KV, and a few more, are sent to an instance: the rest stays with the coordinator, where a
+switch need not fetch them. How long a response will be is not looked at, except to tell what an
+instance could never hold. Lengths in tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+STICKY_MARGIN = 0.25
+"""Of the least load: by how much more an instance may be loaded and still be preferred."""
+WAITING_MAX = 4
+"""Requests that may wait at an instance without a seat or KV: so that a seat never stays empty."""
+
+
+@dataclass(slots=True)
+class Candidate:
+    """An instance as the router sees it.
+
+    `requests` were sent there and have not ended; of them, `waiting` wait, or were sent since it
+    was last told how many do. `tokens_per_s`: of all its requests together, with one more.
+    """
+
+    name: str
+    accepting: bool
+    requests: int
+    waiting: int
+    sequences_max: int
+    kv_free_tokens: int
+    length_max_tokens: int
+    tokens_per_s: float
+
+    @property
+    def load(self) -> float:
+        """Seconds that each request here would wait for a token, with one more."""
+        return (self.requests + 1) / self.tokens_per_s
+
+    def takes(self, known_tokens: int) -> bool:
+        """Whether it accepts one more, which begins with `known_tokens`."""
+        seated = self.requests < self.sequences_max and known_tokens <= self.kv_free_tokens
+        return self.accepting and (seated or self.waiting < WAITING_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is known of a request: `length_tokens` at its longest, `homes` the preferred first.
+
+    `refused` are instances that would not have it.
+    """
+
+    known_tokens: int
+    length_tokens: int
+    homes: tuple[str, ...] = ()
+    refused: frozenset[str] = frozenset()
+
+
+def route(wanted: Wanted, candidates: Iterable[Candidate]) -> Candidate | None:
+    """Return where to send a request; None: nowhere just now."""
+    able = {
+        candidate.name: candidate
+        for candidate in candidates
+        if _could(wanted, candidate) and candidate.takes(wanted.known_tokens)
+    }
+    if not able:
+        return None
+    least = min(able.values(), key=lambda candidate: candidate.load)
+    for home in wanted.homes:
+        if home in able and able[home].load <= least.load * (1 + STICKY_MARGIN):
+            return able[home]
+    return least
+
+
+def nowhere(wanted: Wanted, candidates: Sequence[Candidate]) -> str:
+    """Return why a request can run in none of these, now or later; "" where it can."""
+    if not candidates or any(_could(wanted, candidate) for candidate in candidates):
+        return ""
+    longest = max(candidates, key=lambda candidate: candidate.length_max_tokens)
+    if wanted.length_tokens <= longest.length_max_tokens:
+        return "refused by every instance"
+    return (
+        f"{wanted.length_tokens} tokens; {longest.name}, which holds the longest requests, "
+        f"takes {longest.length_max_tokens}"
+    )
+
+
+def _could(wanted: Wanted, candidate: Candidate) -> bool:
+    fits = wanted.length_tokens <= candidate.length_max_tokens
+    return fits and candidate.name not in wanted.refused
