@@ -37,14 +37,17 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GpuFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One GPU: capacity, and peaks by its data sheet; `link` is one way, per GPU."""
+    """One GPU: capacity, and peaks by its data sheet; `link` is one way, per GPU.
+
+    Only a roofline needs the peaks.
+    """
 
     name: str
     memory_gb: Figure
     workspace_gb: Figure
-    bandwidth_gb_per_s: Figure
-    peak_tflop_per_s: Figure
-    link_gb_per_s: Figure
+    bandwidth_gb_per_s: Figure | None = None
+    peak_tflop_per_s: Figure | None = None
+    link_gb_per_s: Figure | None = None
 
 
 class Roofline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -160,12 +163,14 @@ def _rates(profile: Profile, layout: Layout) -> Rates:
             f"it has {', '.join(known) or 'none'}: add [[coefficients]] or [[tables]] of it"
         )
     exchanging = layout.tp * layout.dp if profile.shape.experts and layout.dp > 1 else 1
+    bytes_per_s = _peak(profile, "bandwidth_gb_per_s") * 1e9
+    flop_per_s = _peak(profile, "peak_tflop_per_s") * 1e12
     return Rates(
-        weights_bytes_per_s=gpu.bandwidth_gb_per_s.value * 1e9 * roof.weights_share.value,
-        kv_bytes_per_s=gpu.bandwidth_gb_per_s.value * 1e9 * roof.kv_share.value,
-        gemm_flop_per_s=gpu.peak_tflop_per_s.value * 1e12 * roof.gemm_share.value,
-        attention_flop_per_s=gpu.peak_tflop_per_s.value * 1e12 * roof.attention_share.value,
-        link_bytes_per_s=gpu.link_gb_per_s.value * 1e9 * roof.link_share.value,
+        weights_bytes_per_s=bytes_per_s * roof.weights_share.value,
+        kv_bytes_per_s=bytes_per_s * roof.kv_share.value,
+        gemm_flop_per_s=flop_per_s * roof.gemm_share.value,
+        attention_flop_per_s=flop_per_s * roof.attention_share.value,
+        link_bytes_per_s=_peak(profile, "link_gb_per_s") * 1e9 * roof.link_share.value,
         step_overhead_s=roof.step_overhead_us.value / 1e6,
         layer_overhead_s=roof.layer_overhead_us.value / 1e6,
         sequence_s=roof.sequence_us.value / 1e6,
@@ -176,6 +181,13 @@ def _rates(profile: Profile, layout: Layout) -> Rates:
         batch_max=int(roof.batch_max.value),
         prefill_max_tokens=int(roof.prefill_max_tokens.value),
     )
+
+
+def _peak(profile: Profile, key: str) -> float:
+    figure: Figure | None = getattr(profile.gpu, key)
+    if figure is None:
+        raise UsageError(f"the profile of {profile.model} has a roofline, but no gpu.{key}")
+    return figure.value
 
 
 def _latency_s(profile: Profile, key: str, ranks: int) -> float:

@@ -18,6 +18,7 @@ from harness.model.shape import shape_problems
 _DATE = re.compile(r"\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?", re.ASCII)
 _GROUP = re.compile(r"[1-9]\d{0,4}", re.ASCII)
 _SHARES = ("weights_share", "kv_share", "gemm_share", "attention_share", "link_share")
+_PEAKS = ("bandwidth_gb_per_s", "peak_tflop_per_s", "link_gb_per_s")
 _MAY_BE_ZERO = ("step_overhead_us", "layer_overhead_us", "sequence_us", "hop_us", "workspace_gb")
 
 
@@ -35,13 +36,20 @@ def profile_problems(profile: Profile) -> Iterator[str]:
             yield f"{where}: no source {named!r}{did_you_mean(named, profile.sources)}"
     for where, figure in _figures(profile):
         yield from _figure(where, figure.value)
-    if profile.roofline is None and not profile.tables and not profile.coefficients:
-        yield "roofline: missing; a profile has a roofline, coefficients or tables"
+    yield from _basis(profile)
     for i, fit in enumerate(profile.coefficients):
         yield from _fit(f"coefficients[{i}]", fit)
     for i, table in enumerate(profile.tables):
         yield from _table(f"tables[{i}]", table)
     yield from _each_layout_once(profile)
+
+
+def _basis(profile: Profile) -> Iterator[str]:
+    if profile.roofline is None and not profile.tables and not profile.coefficients:
+        yield "roofline: missing; a profile has a roofline, coefficients or tables"
+    for key in _PEAKS:
+        if profile.roofline is not None and getattr(profile.gpu, key) is None:
+            yield f"gpu.{key}: missing; a roofline needs it"
 
 
 def _figures(profile: Profile) -> Iterator[tuple[str, Figure]]:
