@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
-from agents.frames import Unpacker, pack
 from agents.labour import Handler, Notify
 from agents.pipe import FRAMES, Position, WhereAreYou, merge
-from agents.process import Child, Unkillable, describe_exit, spawn
+from agents.process import Unkillable
+from agents.seat import Seat
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.model.nccl import NCCL_ALLOWED
 from harness.wire.messages import (
@@ -53,103 +50,10 @@ _NO_DEADLINE_NS = 600 * NS_PER_S
 _SETTLE_NS = NS_PER_S // 2
 """After a first failure the other ranks get this long to tell theirs: the cause comes late."""
 _POSITION_NS = 200 * NS_PER_MS
-_LAST_LINES = 6
 _ANSWER_NS = NS_PER_S // 2
 """A rank that answers *at* the deadline has this long to be heard before it counts as late."""
 _COLLECTIVE = (RunCollective, StartTraffic, StopAt, Resume)
 """Orders that end only when every rank has entered."""
-
-
-class Seat(asyncio.Protocol):
-    """One rank as its agent sees it: a child, a socket, and the orders that it has not answered.
-
-    Every future made by `ask` ends with a message; a dead rank's answer is a `Failure`.
-    """
-
-    def __init__(self, rank: int, child: Child, log: Path | None, notify: Notify) -> None:
-        self.rank, self.child = rank, child
-        self.cause = ""
-        self._log, self._notify = log, notify
-        self._unpacker = Unpacker(FRAMES)
-        self._pending: dict[int, asyncio.Future[Message]] = {}
-        self._seq = 0
-        self._transport: asyncio.WriteTransport | None = None
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(child.pidfd, self._on_exit)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport (asyncio calls this)."""
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        """Settle what was asked, pass news on (asyncio calls this)."""
-        for frame in self._unpacker.feed(data):
-            waiting = self._pending.pop(frame.seq, None)
-            body = frame.body
-            if isinstance(body, Failure):
-                body = msgspec.structs.replace(body, text=f"rank {self.rank}: {body.text}")
-            if waiting is not None and not waiting.done():
-                waiting.set_result(body)
-            elif frame.seq == 0 and isinstance(body, Failure):
-                self._notify(Note(level="error", text=f"{body.error}: {body.text}"))
-
-    def ask(self, body: Message, deadline_ns: int) -> asyncio.Future[Message]:
-        """Send an order; the future has the answer, however late."""
-        future: asyncio.Future[Message] = self._loop.create_future()
-        if self.cause or self._transport is None:
-            future.set_result(self._death())
-            return future
-        self._seq += 1
-        self._pending[self._seq] = future
-        self._transport.write(pack(self._seq, deadline_ns, body))
-        return future
-
-    def _on_exit(self) -> None:
-        status = self.child.reap()
-        if status is None:
-            return
-        self._loop.remove_reader(self.child.pidfd)
-        self.cause = describe_exit(status)
-        death = self._death()
-        self._notify(Note(level="error", text=death.text, ranks=death.ranks))
-        self._settle()
-
-    def _death(self) -> Failure:
-        text = f"rank {self.rank} (pid {self.child.pid}) {self.cause or 'is gone'}"
-        if lines := self._last_lines():
-            text += "; its last lines: " + " | ".join(lines)
-        return Failure(error="RankDied", text=text, ranks=(self.rank,))
-
-    def _last_lines(self) -> list[str]:
-        if self._log is None:
-            return []
-        try:
-            with self._log.open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
-                return log.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
-        except FileNotFoundError:  # the run folder was taken away under us
-            return []
-
-    def _settle(self) -> None:
-        for future in self._pending.values():
-            if not future.done():
-                future.set_result(self._death())
-        self._pending.clear()
-
-    def kill(self) -> None:
-        """Kill the rank; its end is no news then."""
-        self._loop.remove_reader(self.child.pidfd)
-        self.cause = self.cause or "was stopped"
-        self.child.kill()
-
-    async def end(self) -> None:
-        """See the killed rank gone; raises `Unkillable`."""
-        if self._transport is not None:
-            self._transport.close()
-        await self.child.end()
-        self._settle()
-        self.child.close()
 
 
 class Ranks:
@@ -207,28 +111,17 @@ class Ranks:
         return answer
 
     async def _seat(self, rank: int, local: int, env: dict[str, str]) -> None:
-        ours, theirs = socket.socketpair()
         log = self._logs / f"rank{rank}.log" if self._logs else None
-        output = log.open("ab") if log else None
-        try:
-            child = spawn(
-                [
-                    *self._program,
-                    f"--parent={os.getpid()}",
-                    f"--fd={theirs.fileno()}",
-                    f"--rank={rank}",
-                    f"--local={local}",
-                ],
-                env=env,
-                pass_fds=(theirs.fileno(),),
-                output=output,
-            )
-        finally:
-            theirs.close()
-            if output:
-                output.close()
-        seat = self._seats[rank] = Seat(rank, child, log, self._notify)
-        await asyncio.get_running_loop().create_unix_connection(lambda: seat, sock=ours)
+        argv = [*self._program, f"--rank={rank}", f"--local={local}"]
+        self._seats[rank] = await Seat.started(
+            f"rank {rank}", rank, argv, env=env, log=log, decoder=FRAMES, news=self._news
+        )
+
+    def _news(self, _seat: Seat, told: Message) -> None:
+        if isinstance(told, Failure):
+            died = told.error == "RankDied"
+            text = told.text if died else f"{told.error}: {told.text}"
+            self._notify(Note(level="error", text=text, ranks=told.ranks if died else ()))
 
     def _environment(self, nccl_env: dict[str, str]) -> dict[str, str]:
         """Return the ranks' environment: ours, less NCCL variables that would not be recorded."""
@@ -293,7 +186,7 @@ class Ranks:
     async def _expire(self, asked: Message, late: list[Seat]) -> Failure:
         """Find out who is at fault, then kill all ranks: their communicators are of no use."""
         now_ns = time.monotonic_ns()
-        replies = {s.rank: s.ask(WhereAreYou(), now_ns + _POSITION_NS) for s in late}
+        replies = {s.number: s.ask(WhereAreYou(), now_ns + _POSITION_NS) for s in late}
         await _settled(list(replies.values()), now_ns + _POSITION_NS)
         positions = {
             rank: found
@@ -301,7 +194,7 @@ class Ranks:
             if reply.done() and isinstance(found := reply.result(), Position)
         }
         must_enter = isinstance(asked, _COLLECTIVE)
-        ranks, text = at_fault([seat.rank for seat in late], positions, must_enter)
+        ranks, text = at_fault([seat.number for seat in late], positions, must_enter)
         self._kill_all()
         self._burial = asyncio.create_task(self._bury())
         name = asked.__struct_config__.tag
