@@ -140,6 +140,14 @@ def _switch(data: Data, _: Units) -> str:
     return f"{data['switch']} is up: {unit}, {data['url']}"
 
 
+def _calibration(data: Data, _: Units) -> str:
+    point = f"batch {data['batch']:>3}, {data['context_tokens']:>6} tokens of context"
+    if not data["batch"]:
+        point = f"prompt of {data['prefill_tokens']} tokens"
+    took = f"{data['step_us'] / 1000:>9.3f} ms"
+    return f"{data['layout']:<8} {point:<34} {took}  (quartiles {data['spread_pct']:.0f} % apart)"
+
+
 def _restore(data: Data, _: Units) -> str:
     return f"{data['switch']}: {data['outcome']}" + (
         f", {data['difference']}" * bool(data["difference"])
@@ -151,6 +159,7 @@ TELL: Mapping[str, Callable[[Data, Units], str]] = {
     "clock": _clock,
     "switch": _switch,
     "step": _step,
+    "calibration": _calibration,
     "restore": _restore,
     "note": _note,
     "collective": _collective,

@@ -160,6 +160,17 @@ STREAMS: dict[str, dict[str, Field]] = {
         "block_tokens": _tokens("rank"),
         "weights_bytes": _bytes("rank"),
     },
+    # One point of a calibration: steps of `batch` sequences at a context, or (batch 0) of a prompt.
+    # `step_us` is their median, `spread_pct` the distance of their quartiles as a share of it.
+    "calibration": {
+        "layout": _text("coordinator"),
+        "batch": _whole("coordinator"),
+        "context_tokens": _tokens("coordinator"),
+        "prefill_tokens": _tokens("coordinator"),
+        "step_us": Field(unit="us", source="rank"),
+        "spread_pct": Field(unit="%", source="rank"),
+        "times_ns": Field(unit="ns", dtype="integer", source="rank", shape=("steps",)),
+    },
     # What an instance did between two looks at it; `generated_tokens` and `preemptions` in between,
     # by the engine's own count, the rest as of `t1_ns`.
     "progress": {
