@@ -40,20 +40,19 @@ from harness.errors import (
     StepFailed,
     UsageError,
 )
-from harness.fabric.circuits import Plan
-from harness.fabric.topology import Topology, topology_of
 from harness.model.bench import Bench
 from harness.model.documents import SCHEMA, Document, RunSummary, Start
-from harness.model.load import check_together, load_bench, load_scenario
-from harness.model.scenario import Scenario
+from harness.model.scenario import Engine
 from harness.model.streams import STREAMS
 from harness.processes import ask_for_real_time, awake
 from harness.record import store
 from harness.record.journal import Journal, is_closed
 from harness.record.summary import conclude, read_run, refresh
 from harness.run import custody, recovery
+from harness.run.asked import Asked, load
+from harness.run.generation.asked import notes as generation_notes
 from harness.run.orchestrator import execute
-from harness.run.plan import plan_all, tell_plan
+from harness.run.plan import tell_plan
 from harness.seeds import unpredictable
 
 T = TypeVar("T")
@@ -62,35 +61,11 @@ SWITCH_INTERVAL_S = 0.0005
 PACKAGES = ("orchestrl-harness", "torch", "pyzmq", "paramiko", "pyserial", "pyroute2", "asyncssh")
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A scenario and a bench, loaded, checked against each other, and laid out."""
-
-    scenario_path: Path
-    bench_path: Path
-    scenario: Scenario
-    bench: Bench
-    topology: Topology
-    plans: Mapping[str, Plan]
-
-
-def load(scenario_path: Path, bench_path: Path | None) -> Asked:
-    """Load both files; raises `BadFile` or `UsageError` with all that is wrong. Opens nothing."""
-    scenario = load_scenario(scenario_path)
-    if bench_path is None:
-        if not scenario.bench:
-            raise UsageError(f"{scenario_path}: names no bench; say which with --bench FILE")
-        bench_path = scenario_path.parent / scenario.bench
-    bench = load_bench(bench_path)
-    check_together(scenario, bench, scenario_path)
-    topology = topology_of(bench)
-    return Asked(scenario_path, bench_path, scenario, bench, topology, plan_all(topology, scenario))
-
-
-def plan_text(scenario_path: Path, bench_path: Path | None) -> str:
+def plan_text(scenario_path: Path, bench_path: Path | None, engine: Engine | None = None) -> str:
     """Return what a run would do, every device command included; nothing is opened or sent."""
-    asked = load(scenario_path, bench_path)
-    return "\n".join(tell_plan(asked.bench, asked.topology, asked.scenario, asked.plans))
+    asked = load(scenario_path, bench_path, engine)
+    lines = tell_plan(asked.bench, asked.topology, asked.scenario, asked.plans, asked.generation)
+    return "\n".join(lines)
 
 
 def run_scenario(
@@ -98,6 +73,7 @@ def run_scenario(
     bench_path: Path | None,
     runs_dir: Path,
     *,
+    engine: Engine | None = None,
     max_wait_s: float | None = None,
     progress: Callable[[Document], None] | None = None,
 ) -> RunSummary:
@@ -106,7 +82,7 @@ def run_scenario(
     Raises `UsageError` before a run folder exists; after that every outcome is in the summary,
     except a bug of ours, which is recorded and then raised.
     """
-    asked = load(scenario_path, bench_path)
+    asked = load(scenario_path, bench_path, engine)
     if max_wait_s is not None:
         asked = _waiting(asked, max_wait_s)
     clock = RealClock()
@@ -121,7 +97,8 @@ def run_scenario(
         runs_dir, clock, unpredictable(), scenario=asked.scenario_path, bench=asked.bench_path
     )
     with Journal.create(folder.journal, clock, secrets=secrets, watch=progress) as journal:
-        journal.start(_start(asked, folder.id, open_bench.notes, clock))
+        notes = (*open_bench.notes, *generation_notes(asked.generation))
+        journal.start(_start(asked, folder.id, notes, clock))
         for stream, fields in STREAMS.items():
             journal.describe(stream, fields)
         journal.sync()  # what `recover` asks of it is on the disk before anything is changed
@@ -195,7 +172,14 @@ def _conduct(asked: Asked, open_bench: _Opener, folder: store.RunFolder, journal
     async def main() -> None:
         with awake(), _Interrupts(folder):
             async with outcome_first(open_bench(places, tell), tell) as bench:
-                await execute(bench, asked.scenario, asked.plans, told, folder.snapshots)
+                await execute(
+                    bench,
+                    asked.scenario,
+                    asked.plans,
+                    told,
+                    folder.snapshots,
+                    generation=asked.generation,
+                )
 
     asyncio.run(main())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import get_args
 
 import click
 
@@ -12,6 +13,7 @@ from harness.cli.output import best_effort, json_option, print_json, show
 from harness.cli.progress import Progress
 from harness.cli.runs import runs_option
 from harness.errors import ExitCode
+from harness.model.scenario import Engine
 from harness.record.report import print_report
 
 FILE = click.Path(path_type=Path)
@@ -19,11 +21,17 @@ FILE = click.Path(path_type=Path)
 bench_option = click.option(
     "--bench", type=FILE, metavar="FILE", help="Bench file, instead of the scenario's own."
 )
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(get_args(Engine)),
+    help="What generates, instead of the scenario's engine.",
+)
 
 
 @click.command()
 @click.argument("scenario", type=FILE)
 @bench_option
+@engine_option
 @runs_option
 @click.option(
     "--max-wait",
@@ -37,6 +45,7 @@ def run(
     *,
     scenario: Path,
     bench: Path | None,
+    engine: Engine | None,
     runs: Path,
     max_wait: float | None,
     strict: bool,
@@ -50,11 +59,13 @@ def run(
     \b
     harness run scenarios/quickstart.toml
     harness run scenarios/quickstart.toml --bench my-lab.toml --max-wait 120
+    harness run scenarios/parallelism-switch.toml --engine vllm
     """
     summary = entry.run_scenario(
         scenario,
         bench,
         runs,
+        engine=engine,
         max_wait_s=max_wait,
         progress=Progress(sys.stderr if as_json else sys.stdout),
     )
@@ -73,14 +84,16 @@ def run(
 @click.command()
 @click.argument("scenario", type=FILE)
 @bench_option
+@engine_option
 @json_option
-def check(scenario: Path, bench: Path | None, as_json: bool) -> None:
+def check(scenario: Path, bench: Path | None, engine: Engine | None, as_json: bool) -> None:
     """Check SCENARIO against its bench and print the plan; nothing is opened and nothing is sent.
 
     \b
     harness check scenarios/quickstart.toml
+    harness check scenarios/parallelism-switch.toml --engine vllm
     """
-    plan = entry.plan_text(scenario, bench)
+    plan = entry.plan_text(scenario, bench, engine)
     show({"scenario": str(scenario), "plan": plan.splitlines()}, plan, as_json=as_json)
 
 

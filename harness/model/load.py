@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -31,7 +31,7 @@ from harness.model.mapfile import MapFile, map_problems, matching_of
 from harness.model.profile import Profile
 from harness.model.profile_rules import profile_problems
 from harness.model.replay import Replay
-from harness.model.scenario import Generation, Scenario
+from harness.model.scenario import Engine, Generation, Scenario
 from harness.model.scenario_rules import scenario_problems, together_problems
 from harness.model.schema import examine
 from harness.model.shape import ModelShape, shape_of_config
@@ -40,8 +40,6 @@ from harness.model.workload import TraceWorkload, Workload
 from harness.model.workload_rules import workload_problems
 
 T = TypeVar("T")
-
-Engine = Literal["paced", "vllm"]
 
 FILE_BYTES_MAX = 4 * 2**20
 LINE_BYTES_MAX = 4 * 2**20

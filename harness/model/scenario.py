@@ -7,6 +7,7 @@ from typing import Literal
 from harness.model.bench import Strict
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"]
+Engine = Literal["paced", "vllm"]
 Dtype = Literal["float32", "float16", "bfloat16", "int32"]
 
 
@@ -79,7 +80,7 @@ class Generation(Strict, frozen=True, kw_only=True):
     model there. Every node of a ``generate`` pod takes part, or those of `nodes`.
     """
 
-    engine: Literal["paced", "vllm"] = "paced"
+    engine: Engine = "paced"
     layout: str
     """Instances x degrees over all nodes, such as ``"4xTP1"``: what is up first."""
     workload: str

@@ -10,6 +10,8 @@ from harness.fabric.circuits import Plan, plan_shape
 from harness.fabric.topology import Link, Topology
 from harness.model.bench import Bench
 from harness.model.scenario import Check, Collectives, Generate, Reconfigure, Scenario, Shift
+from harness.run.generation.asked import GenerationAsked
+from harness.run.generation.plan import requests_of, tell_generation, tell_step
 
 COMMANDS_SHOWN = 2
 """Changes whose device commands are printed in full; the rest of a series repeats them."""
@@ -21,9 +23,13 @@ def plan_all(topology: Topology, scenario: Scenario) -> dict[str, Plan]:
 
 
 def tell_plan(
-    bench: Bench, topology: Topology, scenario: Scenario, plans: Mapping[str, Plan]
+    bench: Bench,
+    topology: Topology,
+    scenario: Scenario,
+    plans: Mapping[str, Plan],
+    generation: GenerationAsked | None = None,
 ) -> Iterator[str]:
-    """Yield the plan's lines: bench, shapes, steps with device commands, checks.
+    """Yield the plan's lines: bench, shapes, generation, steps with device commands, checks.
 
     Commands are shown from an empty map; on the bench only the difference to what is found is sent.
     """
@@ -35,7 +41,20 @@ def tell_plan(
         yield f"shape     {name}: {_links(plan.links)}"
         for a, b in plan.unserved:
             yield f"  {a}-{b} stays electrical: no switch has a free uplink of both"
+    if generation is not None:
+        yield from tell_generation(generation, scenario)
     yield "custody   snapshot " + (", ".join(topology.switches) or "nothing: no switches")
+    yield from _steps(bench, topology, scenario, plans)
+    yield "restore   every switch to its snapshot, verified by read-back"
+    for check in scenario.checks:
+        yield f"check     {_limit(check)}"
+    yield "nothing was opened and nothing was sent"
+
+
+def _steps(
+    bench: Bench, topology: Topology, scenario: Scenario, plans: Mapping[str, Plan]
+) -> Iterator[str]:
+    """Yield each step, with what it sends from the circuits that are lit by then."""
     lit: frozenset[Link] = frozenset()
     for number, step in enumerate(scenario.steps):
         yield f"step {number + 1}    {_title(step)}"
@@ -49,10 +68,8 @@ def tell_plan(
                 yield from _change(bench, topology, lit, plans[shape].links)
                 lit = plans[shape].links
             lit = plans[step.shapes[(step.count - 1) % len(step.shapes)]].links
-    yield "restore   every switch to its snapshot, verified by read-back"
-    for check in scenario.checks:
-        yield f"check     {_limit(check)}"
-    yield "nothing was opened and nothing was sent"
+        elif isinstance(step, Generate):
+            yield from tell_step(step)
 
 
 def _census(topology: Topology) -> str:
@@ -78,7 +95,7 @@ def _title(step: Collectives | Shift | Reconfigure | Generate) -> str:
             shapes = ", ".join(step.shapes)
             return f"reconfigure: {step.count} times through {shapes}, {mode} {step.op} {step.size}"
         case Generate():
-            return "generate"
+            return f"generate: {requests_of(step)}"
 
 
 def _change(

@@ -231,3 +231,13 @@ def test_a_folder_for_keys_that_cannot_be_made_is_named(
     folder = tmp_path / "file" / "keys"
     assert main(["keys", "make", str(folder), "--agents", "n0"]) == ExitCode.USAGE
     assert f"{folder}/coordinator.key cannot be written: Not a directory" in capsys.readouterr().err
+
+
+def test_another_engine_needs_a_scenario_that_generates(capsys: pytest.CaptureFixture[str]) -> None:
+    quickstart = str(REPOSITORY / "scenarios/quickstart.toml")
+    assert main(["check", quickstart, "--engine", "vllm"]) == ExitCode.USAGE
+    assert "quickstart.toml has no table [generation]" in capsys.readouterr().err
+    assert main(["check", quickstart, "--engine", "sglang"]) == ExitCode.USAGE
+    switch = str(REPOSITORY / "scenarios/parallelism-switch.toml")
+    assert main(["check", switch, "--engine", "vllm"]) == ExitCode.PASSED
+    assert "generate  by vLLM" in capsys.readouterr().out

@@ -8,8 +8,6 @@ import pytest
 
 from harness.model.layout import infeasible, parse_layout
 from harness.model.load import (
-    bench_path,
-    check_together,
     load_bench,
     load_profile,
     load_scenario,
@@ -17,26 +15,37 @@ from harness.model.load import (
     requests_of,
 )
 from harness.model.profile import costs_of, gpu_of
+from harness.model.scenario import Engine
 from harness.model.steptime import step_ns
+from harness.run.asked import load
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 BENCHES = sorted((SCENARIOS / "benches").glob("*.toml"))
 PROFILES = sorted((SCENARIOS / "profiles").glob("*.toml"))
+SMALLEST = {True: "quickstart.toml", False: "parallelism-switch.toml"}
+"""By whether a bench has cables to optical switches: a scenario that it can be asked."""
 WORKLOADS = sorted((SCENARIOS / "workloads").glob("*.toml"))
 
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_scenario_can_be_asked_of_its_own_bench(path: Path) -> None:
-    scenario = load_scenario(path)
-    check_together(scenario, load_bench(bench_path(scenario, path)), path)
+    assert load(path, None).scenario == (scenario := load_scenario(path))
     first_line = path.read_text().splitlines()[0]
     assert first_line == f'question = "{scenario.question}"', "a scenario opens with its question"
 
 
 @pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)
-def test_the_quickstart_can_be_asked_of_every_bench(path: Path) -> None:
-    quickstart = SCENARIOS / "quickstart.toml"
-    check_together(load_scenario(quickstart), load_bench(path), quickstart)
+def test_every_bench_can_be_asked_something(path: Path) -> None:
+    bench = load_bench(path)
+    assert load(SCENARIOS / SMALLEST[bool(bench.cables)], path).bench == bench
+
+
+@pytest.mark.parametrize("engine", ["paced", "vllm"])
+def test_either_engine_can_switch_layouts(engine: Engine) -> None:
+    asked = load(SCENARIOS / "parallelism-switch.toml", None, engine).generation
+    assert asked
+    assert asked.spec.engine == engine
+    assert (asked.spec.profile is None) == (engine == "vllm")
 
 
 @pytest.mark.parametrize("path", WORKLOADS, ids=lambda path: path.stem)

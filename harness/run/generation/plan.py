@@ -1,0 +1,108 @@
+"""What a run would generate, and with what, in words; nothing is opened. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from harness.model.layout import Layout, kv_capacity_tokens, parse_layout, weight_bytes_per_gpu
+from harness.model.placement import Instance, place
+from harness.model.profile import gpu_of
+from harness.model.replay import ReplayRequest
+from harness.model.scenario import Generate, Scenario
+from harness.run.generation.asked import GenerationAsked, engine_of
+
+BECOMES = {
+    "abort": "running requests leave with their partial output",
+    "drain": "running requests end first",
+}
+ORDER = {"at_once": "all nodes at once", "rolling": "node after node, the others generating"}
+MOVES_BY = {
+    "auto": "by KV or recompute, whichever is expected to be faster",
+    "kv": "KV sent along",
+    "recompute": "KV computed anew",
+}
+
+
+def tell_generation(asked: GenerationAsked, scenario: Scenario) -> Iterator[str]:
+    """Yield the engine, the requests, and where each layout puts its instances."""
+    yield f"generate  {engine_of(asked)}"
+    replay = asked.replay
+    for step in sorted({request.step for request in replay.requests}):
+        yield f"  workload step {step}: {_lengths(replay.step(step))}"
+    yield f"  digest of all requests: {replay.digest[:16]}"
+    for layout in _layouts(asked, scenario):
+        first = ", up first" if layout == asked.layout else ""
+        built = ", built beforehand" if layout in asked.pool else ""
+        yield f"  {layout}{first}{built}: {_placed(place(layout, asked.gpus_of))}"
+        if room := _room(asked, layout):
+            yield f"    {room}"
+
+
+def tell_step(step: Generate) -> Iterator[str]:
+    """Yield what happens while the requests of one step are generated."""
+    if step.layouts:
+        times = step.count or len(step.layouts)
+        many = "1 switch" if times == 1 else f"{times} switches"
+        yield f"  {many} through {', '.join(step.layouts)}, by {step.strategy}, {ORDER[step.order]}"
+        yield f"    {BECOMES[step.requests]}; {step.rest_s:g} s before each switch"
+    if step.migrations:
+        yield (
+            f"  {step.migrations} requests move to another instance, one every"
+            f" {step.migrate_every_ms:g} ms, {MOVES_BY[step.migrate_by]}"
+        )
+    if step.layouts or step.migrations:
+        yield "  requests are repeated until all of that has happened"
+
+
+def requests_of(step: Generate) -> str:
+    """Return which requests a step generates: ``the first 64 of workload step 0, 32 at once``."""
+    which = f"the first {step.requests_max} of" if step.requests_max else "all of"
+    at_once = f"{step.in_flight_max} at once" if step.in_flight_max else "as many as fit at once"
+    return f"{which} workload step {step.workload_step}, {at_once}"
+
+
+def _lengths(requests: tuple[ReplayRequest, ...]) -> str:
+    responses = [request.response_tokens for request in requests]
+    prompts = [request.prompt_tokens for request in requests]
+    return (
+        f"{len(requests)} requests, prompts of {_span(prompts)} tokens, responses of"
+        f" {_span(responses)}, {sum(responses):,} in all"
+    )
+
+
+def _span(lengths: Iterable[int]) -> str:
+    ordered = sorted(lengths)
+    return f"{ordered[0]:,} to {ordered[-1]:,}"
+
+
+def _layouts(asked: GenerationAsked, scenario: Scenario) -> Iterator[Layout]:
+    """Yield every layout of the run once, the first one first."""
+    named = [
+        parse_layout(text)
+        for step in scenario.steps
+        if isinstance(step, Generate)
+        for text in step.layouts
+    ]
+    yield from dict.fromkeys([asked.layout, *asked.pool, *named])
+
+
+def _placed(placed: dict[str, tuple[Instance, ...]]) -> str:
+    """Write instances by node: ``g0 GPUs 0-1 and 2-3``."""
+    return "; ".join(
+        f"{node} GPUs {' | '.join(one.name.removeprefix(f'{node}:') for one in instances)}"
+        if instances
+        else f"{node} idle"
+        for node, instances in placed.items()
+    )
+
+
+def _room(asked: GenerationAsked, layout: Layout) -> str:
+    """Return what the layout leaves for KV, where it is known before."""
+    if asked.shape is None:
+        return ""
+    weights = f"{weight_bytes_per_gpu(layout, asked.shape) / 1e9:.1f} GB of weights a GPU"
+    limit = asked.spec.kv_max_tokens
+    if asked.spec.profile is None:
+        return weights + (f"; KV of {limit:,} tokens an instance" if limit else "")
+    held = kv_capacity_tokens(layout, asked.shape, gpu_of(asked.spec.profile))
+    return f"{weights}; KV of {min(held, limit or held):,} tokens an instance"
