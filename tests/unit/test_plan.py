@@ -37,7 +37,7 @@ def test_the_plan_of_generation_shows_engine_requests_layouts_and_switches() -> 
     assert "2xTP2: g0 GPUs 0-1; g1 GPUs 0-1" in text
     assert "14.8 GB of weights a GPU; KV of 32,768 tokens an instance" in text
     assert "4 switches through 2xTP2, 4xTP1, by rebuild, all nodes at once" in text
-    order = [text.index(word) for word in ("generate  ", "4xTP1, up first", "step 1", "step 2")]
+    order = [text.index(word) for word in ("generate  ", "4xTP1, up first", "\nstep 1", "\nstep 2")]
     assert order == sorted(order)
     on_cpu = plan_text(scenario, None, "vllm")
     assert "by vLLM, with a tiny random model, on the CPU of g0, g1" in on_cpu
