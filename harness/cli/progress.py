@@ -18,6 +18,8 @@ from harness.model import busbw
 from harness.model.documents import Descriptor, Document, Event, Start, Stop
 
 CLOCK_WORTH_TELLING_NS = 100 * NS_PER_US
+STAGES_TOLD = 2
+"""The longest of a switch; the report has all of them."""
 Data = Mapping[str, Any]
 Units = Mapping[str, str]
 
@@ -115,6 +117,50 @@ def _reconfigure(data: Data, _: Units) -> str:
     return f"{way}{mode}: {', '.join(parts)} ms; {data['moved']} moved, {data['kept']} kept{error}"
 
 
+def _parallelism(data: Data, _: Units) -> str:
+    way = f"#{data['index'] + 1} {data['layout_from']} -> {data['layout_to']} by {data['strategy']}"
+    if data["outcome"] != "switched":
+        return f"{way}: {data['outcome'].replace('_', ' ')}, {data['error']}"
+    parts = [
+        f"{part} {data[f'{part}_ms']:.0f}"
+        for part in ("blackout", "total")
+        if data[f"{part}_ms"] is not None
+    ]
+    stages = {name: ms for name, ms in data["stages"].items() if ms is not None}
+    longest = sorted(stages, key=lambda name: stages[name], reverse=True)[:STAGES_TOLD]
+    most = ", ".join(f"{name} {stages[name]:.0f}" for name in longest)
+    speeds = [data[f"{when}_tokens_per_s"] for when in ("before", "during", "after")]
+    pace = " > ".join("-" if speed is None else f"{speed:,.0f}" for speed in speeds)
+    return f"{way}: {', '.join(parts)} ms ({most}); {data['carried']} carried; {pace} tokens/s"
+
+
+def _migration(data: Data, _: Units) -> str:
+    """Tell only what went wrong: there may be thousands; the report has their times."""
+    if data["outcome"] in ("moved", "ended") and not data["error"]:
+        return ""
+    way = f"{data['request']} {data['source']} -> {data['target']} by {data['by']}"
+    return f"{way}: {data['outcome']}" + f", {data['error']}" * bool(data["error"])
+
+
+def _generated(data: Data, _: Units) -> str:
+    refused = f", {data['refused']} refused" if data["refused"] else ""
+    return (
+        f"{data['finished']} of {data['requests']} requests{refused}, {data['tokens']:,} tokens in"
+        f" {data['took_s']:.1f} s: {data['tokens_per_s']:,.0f} tokens/s, now {data['layout']};"
+        f" {data['lost']} lost, {data['doubled']} doubled"
+    )
+
+
+def _given_up(data: Data, _: Units) -> str:
+    return f"{data['instance']}: {data['reason']}; {data['requests']} requests go elsewhere"
+
+
+def _untold(data: Data, units: Units) -> str:
+    """Tell nothing: there are many of these, and the report has what they come to."""
+    del data, units
+    return ""
+
+
 def _step(data: Data, _: Units) -> str:
     what = f"{data['index'] + 1}: {data['do']}" + (
         f" (repeat {data['repeat'] + 1})" * bool(data["repeat"])
@@ -165,5 +211,11 @@ TELL: Mapping[str, Callable[[Data, Units], str]] = {
     "collective": _collective,
     "shape": _shape,
     "reconfigure": _reconfigure,
+    "engine": _untold,
+    "progress": _untold,
+    "parallelism": _parallelism,
+    "migration": _migration,
+    "generated": _generated,
+    "given_up": _given_up,
 }
 """How the events of a stream are told; streams that are not listed are told `plainly`."""

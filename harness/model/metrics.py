@@ -81,6 +81,7 @@ QUANTITIES: dict[str, Quantity] = {
     "migration.gb_per_s": Quantity("GB/s", "rate", MIGRATION, "KV over the time to send it"),
     "migration.kv": Quantity("", "sum", STEP, "requests moved with their KV"),
     "migration.recomputed": Quantity("", "sum", STEP, "requests moved, KV computed anew"),
+    "migration.failed": Quantity("", "sum", STEP, "requests that did not get to their target"),
     "generate.tokens_per_s": Quantity("tokens/s", "mean", GENERATE, "tokens over time"),
     "generate.tokens": Quantity("tokens", "sum", STEP, "tokens delivered"),
     "generate.requests": Quantity("", "sum", STEP, "requests that ended"),

@@ -207,8 +207,9 @@ STREAMS: dict[str, dict[str, Field]] = {
         "outcome": _text("coordinator"),
         "error": _text("coordinator"),
     },
-    # A request that went to another instance, its KV sent or computed anew (`by`: kv, recompute).
-    # `total_ms`: withdrawn to the first token there, null where it ended before.
+    # A request that was to go to another instance, its KV sent or computed anew (`by`: kv,
+    # recompute). `outcome`: moved, ended (it finished first), elsewhere, failed. `total_ms`:
+    # withdrawn to the first token there, null where it gave none.
     "migration": {
         "step": _whole("coordinator"),
         "request": _text("coordinator"),

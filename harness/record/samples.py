@@ -191,8 +191,12 @@ def _parallelism(samples: Samples, row: Mapping[str, Any]) -> None:
 
 def _migration(samples: Samples, row: Mapping[str, Any]) -> None:
     step, by, send_ms = row["step"], row["by"], row["send_ms"]
-    samples.add("migration.kv", {"step": step}, [by == "kv"])
-    samples.add("migration.recomputed", {"step": step}, [by == "recompute"])
+    moved = row["outcome"] == "moved"
+    samples.add("migration.kv", {"step": step}, [moved and by == "kv"])
+    samples.add("migration.recomputed", {"step": step}, [moved and by == "recompute"])
+    samples.add("migration.failed", {"step": step}, [row["outcome"] in ("elsewhere", "failed")])
+    if not moved:
+        return
     labels = {"step": step, "by": by}
     samples.add("migration.ms", labels, [row["total_ms"]])
     samples.add("migration.expected_ms", labels, [row["expected_ms"]])
