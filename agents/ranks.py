@@ -19,7 +19,7 @@ from pathlib import Path
 from agents.labour import Handler, Notify
 from agents.pipe import FRAMES, Position, WhereAreYou, merge
 from agents.process import Unkillable
-from agents.seat import Seat
+from agents.seat import Seat, combine, settled
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.model.nccl import NCCL_ALLOWED
 from harness.wire.messages import (
@@ -47,8 +47,6 @@ LOG_DIR = "HARNESS_LOG_DIR"
 PROGRAM = (sys.executable, "-m", "agents.rank")
 
 _NO_DEADLINE_NS = 600 * NS_PER_S
-_SETTLE_NS = NS_PER_S // 2
-"""After a first failure the other ranks get this long to tell theirs: the cause comes late."""
 _POSITION_NS = 200 * NS_PER_MS
 _ANSWER_NS = NS_PER_S // 2
 """A rank that answers *at* the deadline has this long to be heard before it counts as late."""
@@ -167,7 +165,7 @@ class Ranks:
         replies = {seat: seat.ask(asked, due_ns) for seat in self._seats.values()}
         # A traffic that is not steady by the deadline is answered then, not an expiry.
         patience_ns = _ANSWER_NS if isinstance(asked, Resume) else 0
-        late = await _settled(list(replies.values()), due_ns + patience_ns)
+        late = await settled(list(replies.values()), due_ns + patience_ns)
         answers = [reply.result() for reply in replies.values() if reply.done()]
         failures = [answer for answer in answers if isinstance(answer, Failure)]
         if failures:
@@ -187,7 +185,7 @@ class Ranks:
         """Find out who is at fault, then kill all ranks: their communicators are of no use."""
         now_ns = time.monotonic_ns()
         replies = {s.number: s.ask(WhereAreYou(), now_ns + _POSITION_NS) for s in late}
-        await _settled(list(replies.values()), now_ns + _POSITION_NS)
+        await settled(list(replies.values()), now_ns + _POSITION_NS)
         positions = {
             rank: found
             for rank, reply in replies.items()
@@ -230,17 +228,6 @@ def at_fault(
     return tuple(sorted(named)), "; ".join(words)
 
 
-def combine(failures: Sequence[Failure]) -> Failure:
-    """Return one failure of several; deaths come first, because the others follow from them."""
-    deaths = [failure for failure in failures if failure.error == "RankDied"]
-    chosen = deaths or list(failures)
-    return Failure(
-        error=chosen[0].error,
-        text="; ".join(failure.text for failure in chosen),
-        ranks=tuple(sorted({rank for failure in chosen for rank in failure.ranks})),
-    )
-
-
 def _due_ns(asked: Message, deadline_ns: int) -> int:
     """Return when local ranks must have answered: the command's own limit, or the deadline."""
     now_ns = time.monotonic_ns()
@@ -248,20 +235,3 @@ def _due_ns(asked: Message, deadline_ns: int) -> int:
     if isinstance(asked, RunCollective | StartTraffic):
         return min(due_ns, now_ns + asked.timeout_ns)
     return due_ns
-
-
-async def _settled(
-    replies: list[asyncio.Future[Message]], due_ns: int
-) -> set[asyncio.Future[Message]]:
-    """Wait for replies; return those still open at `due_ns`, or soon after a first failure."""
-    pending = {reply for reply in replies if not reply.done()}
-    while pending:
-        left_ns = due_ns - time.monotonic_ns()
-        done, pending = await asyncio.wait(
-            pending, timeout=max(0.0, left_ns / NS_PER_S), return_when=asyncio.FIRST_COMPLETED
-        )
-        if not done:
-            break
-        if any(isinstance(reply.result(), Failure) for reply in done):
-            due_ns = min(due_ns, time.monotonic_ns() + _SETTLE_NS)
-    return pending

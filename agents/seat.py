@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ import msgspec
 
 from agents.frames import Unpacker, pack
 from agents.process import Child, describe_exit, spawn
+from harness.clock import NS_PER_S
 from harness.wire.messages import Failure, Message
 
 _LAST_LINES = 6
+_SETTLE_NS = NS_PER_S // 2
+"""After a first failure the other ranks get this long to tell theirs: the cause comes late."""
 
 News = Callable[["Seat", Message], None]
 """What a child says unasked, and its death: a `Failure`, ``RankDied``. Called on the loop."""
@@ -147,11 +151,39 @@ class Seat(asyncio.Protocol):
         self._loop.remove_reader(self.child.pidfd)
         self.cause = self.cause or "was stopped"
         self.child.kill()
+        self._settle()
 
     async def end(self) -> None:
-        """See the killed child gone; raises `Unkillable`."""
+        """See the child gone, which was killed before; raises `Unkillable`."""
         if self._transport is not None:
             self._transport.close()
         await self.child.end()
-        self._settle()
         self.child.close()
+
+
+def combine(failures: Sequence[Failure]) -> Failure:
+    """Return one failure of several; deaths come first, because the others follow from them."""
+    deaths = [failure for failure in failures if failure.error == "RankDied"]
+    chosen = deaths or list(failures)
+    return Failure(
+        error=chosen[0].error,
+        text="; ".join(failure.text for failure in chosen),
+        ranks=tuple(sorted({rank for failure in chosen for rank in failure.ranks})),
+    )
+
+
+async def settled(
+    replies: list[asyncio.Future[Message]], due_ns: int
+) -> set[asyncio.Future[Message]]:
+    """Wait for replies; return those still open at `due_ns`, or soon after a first failure."""
+    pending = {reply for reply in replies if not reply.done()}
+    while pending:
+        left_ns = due_ns - time.monotonic_ns()
+        done, pending = await asyncio.wait(
+            pending, timeout=max(0.0, left_ns / NS_PER_S), return_when=asyncio.FIRST_COMPLETED
+        )
+        if not done:
+            break
+        if any(isinstance(reply.result(), Failure) for reply in done):
+            due_ns = min(due_ns, time.monotonic_ns() + _SETTLE_NS)
+    return pending

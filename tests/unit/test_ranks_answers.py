@@ -2,7 +2,8 @@
 
 from agents.frames import Unpacker, pack
 from agents.pipe import FRAMES, Position, merge
-from agents.ranks import at_fault, combine
+from agents.ranks import at_fault
+from agents.seat import combine
 from harness.wire.messages import Done, Failure, Held, RankSamples, RanksReady, Samples
 
 
