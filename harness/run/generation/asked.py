@@ -23,8 +23,6 @@ class GenerationAsked:
     layout: Layout
     replay: Replay
     gpus_of: Mapping[str, int]
-    link_bytes_per_s: float
-    """Of a node's link, by the bench file: a first guess at how fast KV moves."""
     pool: tuple[Layout, ...] = ()
     """Layouts that are built beforehand, for the strategy `pool`."""
     shape: ModelShape | None = None
@@ -59,7 +57,6 @@ def asked_of(
         layout=parse_layout(generation.layout),
         replay=files.replay,
         gpus_of=found,
-        link_bytes_per_s=bench.links.link_mbit_per_s * 1e6 / 8,
         pool=tuple(map(parse_layout, generation.pool)),
         shape=files.shape,
         emulated=tuple(name for name in found if not bench.nodes[name].gpus),
