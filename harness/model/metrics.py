@@ -19,7 +19,7 @@ from harness.model.streams import STAGES, SWITCH_STAGES
 
 Statistic = Literal["p50", "max", "sum", "mean", "rate"]
 """`rate`: the harmonic mean, which for rates of one size is size over mean time. Times and rates
-of collectives are means because nccl-tests' are."""
+of collectives are means because nccl-tests' are; stages of switches are because means add up."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ QUANTITIES: dict[str, Quantity] = {
     ),
     "reconfigure.kept_lost": Quantity("", "sum", STEP, "packets lost on circuits that stay"),
     "reconfigure.refused": Quantity("", "sum", STEP, "changes not made: they would not have paid"),
-    "switch.total_ms": Quantity("ms", "p50", SWITCH, "intent to steady"),
+    "switch.total_ms": Quantity("ms", "mean", SWITCH, "intent to steady"),
     "switch.blackout_ms": Quantity(
         "ms", "p50", SWITCH, "last token before to first token after, where it changed"
     ),
     "switch.residual_ms": Quantity(
-        "ms", "p50", SWITCH, "total less all stages: messages, and waiting for nobody's work"
+        "ms", "mean", SWITCH, "total less all stages: messages, and waiting for nobody's work"
     ),
     "switch.before_tokens_per_s": Quantity(
         "tokens/s", "p50", SWITCH, "up to 2 s before the intent"
@@ -123,7 +123,7 @@ def quantities() -> dict[str, Quantity]:
         for stage in STAGES[1:]
     }
     stages |= {
-        f"switch.stage.{stage}_ms": Quantity("ms", "p50", SWITCH, f"in {stage}")
+        f"switch.stage.{stage}_ms": Quantity("ms", "mean", SWITCH, f"in {stage}")
         for stage in SWITCH_STAGES
     }
     return QUANTITIES | operations | stages

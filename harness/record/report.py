@@ -6,8 +6,7 @@ lines. The plain form is stable and aligned; the rich one is for terminals. Both
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -16,6 +15,8 @@ from harness.model.metrics import metric_name, parse_metric
 from harness.model.scenario_rules import ELECTRICAL
 from harness.model.streams import STAGES
 from harness.record.figures import DASH, bound_only, figure, size, with_bound
+from harness.record.generation import generation_sections
+from harness.record.section import Section
 
 COLLECTIVES = (
     "mean, slowest: time of an iteration, us, over all ranks and of the slowest one. algbw: GB/s,",
@@ -32,17 +33,6 @@ ACCOUNTS = (
     ("communicator", "the traffic's own time"),
     ("overhead", "ours"),
 )
-
-
-@dataclass(frozen=True)
-class Section:
-    """One part of a report: lines, then a table; the columns in `text` are set to the left."""
-
-    title: str
-    lines: Sequence[str] = ()
-    columns: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = field(default=())
-    text: tuple[int, ...] = (0,)
 
 
 def text_report(summary: RunSummary, folder: Path | None = None) -> str:
@@ -89,6 +79,7 @@ def sections(summary: RunSummary, folder: Path | None = None) -> Iterator[Sectio
     if rows := list(_collectives(summary)):
         yield Section("Collectives", COLLECTIVES, ROW, rows, (0, 1))
     yield from _reconfigurations(summary)
+    yield from generation_sections(summary.metrics)
     if summary.checks:
         found = [
             (check.verdict, check.text, with_bound(check.found, check.plus_minus))
