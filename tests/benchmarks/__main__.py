@@ -15,6 +15,7 @@ NAMES = {
     "coordinator": "barrier and one command to 64 agents; round trip to four",
     "circuits": "all-reduce over circuits and electrical, harness and bare; needs root",
     "reconfigure": "our overhead for 1, 4 and 16 pairs moved; needs root",
+    "pacing": "paced engine: real time against the profile's, and what pacing costs",
     "light": "map updates, dark times on packets, throughput, steering; needs root",
 }
 
