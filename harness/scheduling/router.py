@@ -10,8 +10,8 @@ instance could never hold. Lengths in tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 STICKY_MARGIN = 0.25
 """Of the least load: by how much more an instance may be loaded and still be preferred."""
@@ -51,13 +51,13 @@ class Candidate:
 class Wanted:
     """What is known of a request: `length_tokens` at its longest, `homes` the preferred first.
 
-    `refused` are instances that would not have it.
+    `refused`: instances that would not have it, and why.
     """
 
     known_tokens: int
     length_tokens: int
     homes: tuple[str, ...] = ()
-    refused: frozenset[str] = frozenset()
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 def route(wanted: Wanted, candidates: Iterable[Candidate]) -> Candidate | None:
@@ -80,12 +80,12 @@ def nowhere(wanted: Wanted, candidates: Sequence[Candidate]) -> str:
     """Return why a request can run in none of these, now or later; "" where it can."""
     if not candidates or any(_could(wanted, candidate) for candidate in candidates):
         return ""
+    if wanted.refused:
+        return "; ".join(f"{name}: {reason}" for name, reason in wanted.refused.items())
     longest = max(candidates, key=lambda candidate: candidate.length_max_tokens)
-    if wanted.length_tokens <= longest.length_max_tokens:
-        return "refused by every instance"
     return (
-        f"{wanted.length_tokens} tokens; {longest.name}, which holds the longest requests, "
-        f"takes {longest.length_max_tokens}"
+        f"{wanted.length_tokens} tokens with its response; {longest.name}, which holds the "
+        f"longest requests, takes {longest.length_max_tokens}"
     )
 
 

@@ -126,7 +126,6 @@ class Engine:
                     self.sums["preemptions"] += event.what == "preempted"
                 ended = {e.request.id: e.request for e in done.events if e.what == "finished"}
                 self.tell(before_ns, ended)
-            await asyncio.sleep(0)  # commands first
 
     def tell(self, since_ns: int, ended: Mapping[str, Carried]) -> None:
         """Tell what every request has produced since it was last told of."""

@@ -11,41 +11,53 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from itertools import count
 
+from harness.clock import NS_PER_S
 from harness.model.layout import Layout
 from harness.model.placement import Instance
+from harness.model.prompts import Prompts
 from harness.model.replay import ReplayRequest
-from harness.model.requests import Carried
-from harness.run.generation.ledger import Ledger
-from harness.run.generation.places import Place
-from harness.run.session import Session
+from harness.run.generation.changes import Background, Changes
+from harness.run.generation.dispatch import Dispatcher
+from harness.run.generation.keeper import Keeper
+from harness.run.generation.nodes import Nodes
+from harness.run.generation.places import Place, by_node, fresh
+from harness.run.generation.roster import Roster
+from harness.run.generation.watching import WATCH_NS, Watching
+from harness.run.generation.withdrawing import Left, Withdrawing
+from harness.run.session import MESSAGE_NS, Session
+from harness.scheduling.speed import Speeds
+from harness.tasks import to_the_end
 from harness.wire.generation import (
+    Admission,
+    Build,
     Built,
+    CloseGeneration,
     EngineSpec,
+    GenerationOpen,
     KvTarget,
+    OpenGeneration,
+    Prepare,
     Prepared,
-    Span,
     Strategy,
     Submitted,
+    TearDown,
     Torn,
     Verb,
     Work,
 )
+from harness.wire.messages import Done
+
+RESTART_NS = 120 * NS_PER_S
+"""To end an instance that was given up, and as much to build it anew."""
+CLOSE_NS = 30 * NS_PER_S
+
+Placed = Mapping[str, tuple[Instance, ...]]
+"""Instances by node."""
 
 
-@dataclass(frozen=True)
-class Left:
-    """What a withdrawal took: now `held` in the ledger, with all of its output delivered.
-
-    `carried` as the engines told it, by id; `sent_bytes` by id; spans by node, mapped onto the
-    coordinator's clock. `ids` also has requests that an engine did not know.
-    """
-
-    ids: tuple[str, ...]
-    carried: Mapping[str, Carried]
-    sent_bytes: Mapping[str, int]
-    spans: Mapping[str, tuple[Span, ...]]
+__all__ = ["Fleet", "Left", "Placed"]
 
 
 class Fleet:
@@ -57,16 +69,41 @@ class Fleet:
     succeeded on the other nodes is registered all the same.
     """
 
-    session: Session
-    spec: EngineSpec
-    layout: Layout | None
-    """What is up, as whoever changes it says."""
-    ledger: Ledger
-    places: dict[str, Place]
-    gpus_of: dict[str, int]
-    lost: dict[str, str]
-    """Nodes that are out for good, and why."""
-    changing: asyncio.Lock
+    def __init__(
+        self,
+        session: Session,
+        spec: EngineSpec,
+        gpus_of: Mapping[str, int],
+        *,
+        stall_ns: int,
+        block_tokens: int = 0,
+    ) -> None:
+        self.session, self.spec, self.gpus_of = session, spec, dict(gpus_of)
+        self.layout: Layout | None = None
+        """What is up, as whoever changes it says."""
+        self.version = 0
+        """Weights that engines are built with."""
+        self.facts: dict[str, dict[str, str]] = {}
+        self.changing = asyncio.Lock()
+        self._serials = count(1)
+        self._block_tokens = block_tokens
+        self._changes = Changes()
+        self._background = Background(self._changes)
+        self._nodes = Nodes(session.bench)
+        speeds = Speeds(spec.profile if spec.engine == "paced" else None)
+        self._roster = Roster(session, self._nodes, speeds, self._changes)
+        self.ledger, self.places = self._roster.ledger, self._roster.places
+        self._keeper = Keeper(
+            self._roster, self.changing, take_all=self._take_all, rebuild=self._rebuild
+        )
+        self._dispatcher = Dispatcher(self._roster, failed=self._keeper.give_up)
+        self._watching = Watching(
+            self._roster,
+            stall_ns=stall_ns,
+            queue=lambda ids: self._dispatcher.queue(ids, ahead=True),
+            give_up=self._keeper.give_up,
+        )
+        self._withdrawing = Withdrawing(self._roster, self._dispatcher, self._watching)
 
     @classmethod
     @asynccontextmanager
@@ -75,64 +112,128 @@ class Fleet:
         session: Session,
         spec: EngineSpec,
         gpus_of: Mapping[str, int],
-        prebuild: Sequence[Mapping[str, tuple[Instance, ...]]] = (),
+        prebuild: Sequence[Placed] = (),
         *,
         stall_ns: int,
         timeout_ns: int,
+        block_tokens: int = 0,
     ) -> AsyncIterator[Fleet]:
-        """Start the ranks, watch the nodes while the body runs, and close all of it."""
-        raise NotImplementedError
-        yield
+        """Start the ranks, watch the nodes while the body runs, and close all of it.
+
+        `block_tokens` is the length of the blocks of prompts in the requests, if they have any.
+        """
+        fleet = cls(session, spec, gpus_of, stall_ns=stall_ns, block_tokens=block_tokens)
+        try:
+            await fleet._open(prebuild, timeout_ns)
+            yield fleet
+            fleet._changes.check()
+        finally:
+            await to_the_end(fleet._close())
+
+    @property
+    def lost(self) -> Mapping[str, str]:
+        """Nodes that are out for good, and why."""
+        return self._nodes.lost
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait here for an instance."""
+        return self._dispatcher.queued
 
     # -- engines ------------------------------------------------------------------------
 
     async def prepare(
-        self, placed: Mapping[str, tuple[Instance, ...]], strategy: Strategy, timeout_ns: int
+        self, placed: Placed, strategy: Strategy, timeout_ns: int
     ) -> dict[str, Prepared]:
         """Ask whether these could be all that runs on these nodes; nothing is changed."""
-        raise NotImplementedError
+        bodies = {
+            node: Prepare(instances=instances, strategy=strategy)
+            for node, instances in placed.items()
+        }
+        return (await self._nodes.each(bodies, Prepared, timeout_ns)).complete()
 
-    async def build(
-        self, placed: Mapping[str, tuple[Instance, ...]], strategy: Strategy, timeout_ns: int
-    ) -> dict[str, Built]:
+    async def build(self, placed: Placed, strategy: Strategy, timeout_ns: int) -> dict[str, Built]:
         """Build instances; they are registered, but not accepting."""
-        raise NotImplementedError
+        bodies = {
+            node: Build(instances=instances, strategy=strategy, version=self.version)
+            for node, instances in placed.items()
+            if instances
+        }
+        answers = await self._nodes.each(bodies, Built, timeout_ns)
+        for node, built in answers.items():
+            for instance in placed[node]:
+                self._register(node, instance, built)
+        return answers.complete()
 
     async def tear_down(
         self, names: Iterable[str], strategy: Strategy, timeout_ns: int, *, force: bool = False
     ) -> dict[str, Torn]:
-        """End instances; they are registered no longer.
+        """End instances; they are registered no longer. On nodes that are lost, nobody is asked.
 
         Without `force` they must hold no request (else `ValueError`); with it their requests go
         back to the queue, and are sent wherever `accept` allows.
         """
-        raise NotImplementedError
+        places = [self.places[name] for name in names]
+        self.refuse(place.name for place in places)
+        if force:
+            for place in places:
+                self._take_all(place)
+                del self.places[place.name]
+        elif full := [place.name for place in places if self.ledger.at(place.name)]:
+            raise ValueError(f"{', '.join(full)}: torn down with requests in them")
+        bodies = {
+            node: TearDown(instances=there, strategy=strategy, force=force)
+            for node, there in by_node(places).items()
+        }
+        answers = await self._nodes.each(bodies, Torn, timeout_ns)
+        if force:  # what they still told comes to nothing, before they are built anew
+            await self._watching.caught_up(answers, MESSAGE_NS + WATCH_NS)
+        for place in places:
+            if place.node in answers or place.node in self.lost:
+                self.places.pop(place.name, None)
+        return answers.complete()
 
     async def admission(self, names: Iterable[str], *, allowed: bool, timeout_ns: int) -> None:
-        """Let engines admit waiting requests, or not."""
-        raise NotImplementedError
+        """Let engines admit waiting requests, or not; the dead are left out."""
+        places = [place for name in names if not (place := self.places[name]).dead]
+        bodies = {
+            node: Admission(instances=there, open=allowed)
+            for node, there in by_node(places).items()
+        }
+        answers = await self._nodes.each(bodies, Done, timeout_ns)
+        for place in places:
+            if place.node in answers:
+                place.admitting = allowed
+        answers.complete()
 
     # -- requests -----------------------------------------------------------------------
 
     def accept(self, names: Iterable[str]) -> None:
-        """Let the router send requests to these instances."""
-        raise NotImplementedError
+        """Let the router send requests to these instances, but for the dead."""
+        for name in names:
+            self.places[name].accepting = not self.places[name].dead
+        self._dispatcher.look()
 
     def refuse(self, names: Iterable[str]) -> None:
         """Let it send them none; those under way still arrive."""
-        raise NotImplementedError
+        for name in names:
+            self.places[name].accepting = False
 
     def add(self, requests: Iterable[ReplayRequest]) -> None:
         """Queue new requests, each to be sent to the least loaded instance that can hold it."""
-        raise NotImplementedError
+        added = self.ledger.add(requests, self.session.bench.clock.now_ns())
+        self._dispatcher.queue(added, ahead=False)
 
     def requeue(self, ids: Iterable[str]) -> None:
         """Queue held requests, ahead of those that never began."""
-        raise NotImplementedError
+        ids = list(ids)
+        for id_ in ids:
+            self.ledger.requeue(id_)
+        self._dispatcher.queue(ids, ahead=True)
 
     async def submit_to(self, name: str, works: Sequence[Work], timeout_ns: int) -> Submitted:
         """Send held requests to one instance, past the router; those it refuses stay held."""
-        raise NotImplementedError
+        return await self._dispatcher.submit(self.places[name], works, timeout_ns)
 
     async def withdraw(
         self,
@@ -146,16 +247,92 @@ class Fleet:
         """Take requests out: `ids` of one instance, or all of several, which then `refuse` more.
 
         Returns when all of their output is in the ledger; one that finished meanwhile is finished.
+        The dead have none. What was taken before an error is `held` too: see `Ledger.held`.
         """
-        raise NotImplementedError
+        places = [place for name in names if not (place := self.places[name]).dead]
+        ids = tuple(ids)
+        if not ids:
+            self.refuse(place.name for place in places)
+        return await self._withdrawing.take(places, ids, verb, to, timeout_ns=timeout_ns)
 
     async def drained(self, names: Iterable[str], timeout_ns: int) -> bool:
-        """Wait until nothing runs in these instances (whose admission is closed)."""
-        raise NotImplementedError
+        """Wait until nothing runs in these instances (whose admission is closed), or they died."""
+        places = [self.places[name] for name in names]
+        await self._watching.caught_up({place.node for place in places}, timeout_ns)
+        return await self.until(
+            lambda: all(p.dead or (p.stats and not p.stats.running) for p in places), timeout_ns
+        )
 
     async def until(self, predicate: Callable[[], bool], timeout_ns: int) -> bool:
         """Wait until `predicate` holds, looked at again whenever something happened.
 
         Returns whether it holds in the end. Raises `StepFailed` when no instance is left.
         """
-        raise NotImplementedError
+        return await self._changes.until(predicate, timeout_ns)
+
+    # -- inside -------------------------------------------------------------------------
+
+    async def _open(self, prebuild: Sequence[Placed], timeout_ns: int) -> None:
+        bodies = {
+            node: OpenGeneration(
+                spec=self.spec,
+                gpus=gpus,
+                address=self.session.bench.topology.nodes[node].address,
+                prebuild=tuple(placed[node] for placed in prebuild),
+            )
+            for node, gpus in self.gpus_of.items()
+        }
+        answers = await self._nodes.each(bodies, GenerationOpen, timeout_ns)
+        for node, answer in answers.complete().items():
+            self.facts[node] = answer.facts
+            for text in answer.warnings:
+                self._roster.note(node, text)
+        for node in self.gpus_of:
+            self._background.start(self._watching.watch(node))
+        self._background.start(self._dispatcher.run(self._background))
+
+    async def _close(self) -> None:
+        await self._keeper.close()
+        await self._background.close()
+        bodies = {node: CloseGeneration() for node in self.gpus_of if node not in self.lost}
+        answers = await self._nodes.each(bodies, Done, CLOSE_NS)
+        if answers.error is not None:
+            self._roster.note("generation", f"not closed: {answers.error}")
+
+    def _register(self, node: str, instance: Instance, built: Built) -> None:
+        capacity = built.capacities[instance.name]
+        if self.spec.engine == "vllm" and self.ledger.prompts is None:
+            self.ledger.prompts = Prompts(capacity.vocab, self.spec.seed, self._block_tokens)
+        self.places[instance.name] = Place(
+            node=node,
+            instance=instance,
+            capacity=capacity,
+            kv_peers=built.kv_peers.get(instance.name, ()),
+            serial=next(self._serials),
+            sampled=fresh(self.session.bench.clock.now_ns()),
+            built_in_round=self._watching.round(node),
+        )
+        self._keeper.built(instance.name)
+        row = {
+            "instance": instance.name,
+            "node": node,
+            "gpus": list(instance.gpus),
+            "layout": str(instance.layout).removeprefix("1x"),
+            "blocks": capacity.blocks,
+            "block_tokens": capacity.block_tokens,
+            "weights_bytes": capacity.weights_bytes,
+        }
+        facts = {key: self.facts[node].get(key, "") for key in ("engine", "version", "device")}
+        self.session.record.event("engine", row | facts)
+
+    def _take_all(self, place: Place) -> list[str]:
+        """Queue whatever the ledger has at a place: it continues from what was delivered."""
+        ids = list(self.ledger.at(place.name))
+        for id_ in ids:
+            self.ledger.hold(id_)
+        self.requeue(ids)
+        return ids
+
+    async def _rebuild(self, place: Place) -> None:
+        await self.tear_down([place.name], "restart", RESTART_NS, force=True)
+        await self.build({place.node: (place.instance,)}, "restart", RESTART_NS)

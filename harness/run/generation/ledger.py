@@ -124,6 +124,11 @@ class Ledger:
         """Return the context and output of all that an instance has: what its KV is to hold."""
         return self._known_tokens.get(name, 0)
 
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Ids of requests in somebody's hands."""
+        return tuple(entry.id for entry in self.entries.values() if entry.state == "held")
+
     # -- what becomes of a request --------------------------------------------------------
 
     def add(self, requests: Iterable[ReplayRequest], now_ns: int) -> list[str]:
@@ -231,13 +236,14 @@ class Ledger:
     def _deliver(self, entry: Entry, output: Output) -> None:
         """Add what is new of an output; count gaps, and what was there already."""
         end = output.start + output.count
-        lost = max(0, output.start - entry.produced_tokens)
         end_known = max(entry.produced_tokens, min(end, entry.now.response_tokens))
-        new = end_known - entry.produced_tokens - min(lost, end_known - entry.produced_tokens)
+        further = end_known - entry.produced_tokens
+        lost = min(max(0, output.start - entry.produced_tokens), further)
+        new = further - lost
         self.lost_tokens += lost
         self.doubled_tokens += output.count - new
         self.tokens += new
-        self._known_tokens[entry.at] += end_known - entry.produced_tokens
+        self._known_tokens[entry.at] += further
         entry.produced_tokens = end_known
         if entry.version_first is None:
             entry.version_first = output.version

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.model.placement import Instance
+from harness.scheduling.watchdog import Life
 from harness.wire.generation import Capacity, Stats
 
 
@@ -21,13 +23,52 @@ class Place:
     capacity: Capacity
     kv_peers: tuple[str, ...]
     serial: int
+    sampled: Stats
+    """As of the last row of progress."""
     stats: Stats | None = None
     accepting: bool = False
     admitting: bool = True
     """Whether the engine lets waiting requests in."""
     dead: str = ""
+    sent_since: int = 0
+    """Requests sent since `stats`, which therefore do not count them."""
+    withdrawals: int = 0
+    """Under way now: requests that end here meanwhile were asked to."""
+    built_in_round: int = 0
+    """Watch of its node in which it was built: what that one tells may be of its predecessor."""
+    life: Life | None = None
 
     @property
     def name(self) -> str:
         """The instance's name in the fleet."""
         return self.instance.name
+
+    @property
+    def length_max_tokens(self) -> int:
+        """The longest request it can hold: the last token of a response needs no KV."""
+        capacity = self.capacity
+        return min(capacity.length_max_tokens, capacity.blocks * capacity.block_tokens + 1)
+
+
+def fresh(t_ns: int) -> Stats:
+    """Return the stats of an instance that has just been built."""
+    return Stats(
+        t_ns=t_ns,
+        running=0,
+        waiting=0,
+        kv_blocks_used=0,
+        kv_blocks=0,
+        generated_tokens=0,
+        prefilled_tokens=0,
+        cached_tokens=0,
+        preemptions=0,
+        steps=0,
+    )
+
+
+def by_node(places: Iterable[Place]) -> dict[str, tuple[str, ...]]:
+    """Return the names of these places by node."""
+    names: dict[str, tuple[str, ...]] = {}
+    for place in places:
+        names[place.node] = (*names.get(place.node, ()), place.name)
+    return names

@@ -1,0 +1,183 @@
+"""The coordinator's queue: which requests are sent where, as instances have room for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+
+from harness.clock import NS_PER_S
+from harness.errors import AgentLost
+from harness.run.generation.changes import Background
+from harness.run.generation.ledger import Entry
+from harness.run.generation.places import Place
+from harness.run.generation.roster import Roster
+from harness.scheduling.router import Candidate, Wanted, nowhere, route
+from harness.wire.asks import CommandFailed
+from harness.wire.generation import Submit, Submitted, Work
+
+SUBMIT_NS = 60 * NS_PER_S
+"""A submit may queue behind new weights; an instance that hangs is found by its stall before."""
+LOOK_PAST_MAX = 64
+"""Requests without a place that the dispatcher looks past for one that has a place."""
+
+
+class Dispatcher:
+    """Sends queued requests to instances, one message per instance at a time.
+
+    `failed` is told of instances that did not take what was sent.
+    """
+
+    def __init__(self, roster: Roster, *, failed: Callable[[Place, str], None]) -> None:
+        self._ledger, self._places, self._nodes = roster.ledger, roster.places, roster.nodes
+        self._roster, self._failed = roster, failed
+        self._queue: deque[str] = deque()
+        self._wanted = asyncio.Event()
+        self._refusals: dict[str, dict[int, str]] = {}
+        """By id: why places, by serial, would not have it."""
+        self._sending: Counter[str] = Counter()
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait here."""
+        return len(self._queue)
+
+    def queue(self, ids: Iterable[str], *, ahead: bool) -> None:
+        """Queue requests behind all others, or ahead of them; in their order."""
+        if ahead:
+            self._queue.extendleft(reversed(list(ids)))
+        else:
+            self._queue.extend(ids)
+        self.look()
+
+    def look(self) -> None:
+        """Look for places soon: something has changed."""
+        self._wanted.set()
+
+    def sending(self, names: Iterable[str]) -> bool:
+        """Whether something is on its way to one of these instances."""
+        return any(self._sending[name] for name in names)
+
+    async def run(self, beside: Background) -> None:
+        """Send requests as long as the fleet is open."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            for name, ids in self._assign().items():
+                works = [self._ledger.work_of(id_) for id_ in ids]
+                self._sending[name] += 1  # here: the task begins later
+                beside.start(self._send(self._places[name], works))
+
+    async def submit(self, place: Place, works: Sequence[Work], timeout_ns: int) -> Submitted:
+        """Send queued or held requests to a place; those it refuses, or all on a failure, are held.
+
+        Raises `CommandFailed` and `AgentLost`.
+        """
+        for work in works:
+            self._ledger.send(work.carried.id, place.name)
+        self._sending[place.name] += 1
+        return await self._submit(place, works, timeout_ns)
+
+    # -- inside -----------------------------------------------------------------------------
+
+    async def _submit(self, place: Place, works: Sequence[Work], timeout_ns: int) -> Submitted:
+        ids = [work.carried.id for work in works]
+        place.sent_since += len(ids)
+        try:
+            body = Submit(instance=place.name, works=tuple(works))
+            answer = await self._nodes.ask(place.node, body, Submitted, timeout_ns)
+        except (CommandFailed, AgentLost):
+            self._take_back(place, ids)
+            raise
+        finally:
+            self._sending[place.name] -= 1
+            self._roster.changes.happened()
+        for id_, reason in answer.refused.items():
+            self._refusals.setdefault(id_, {})[place.serial] = reason
+        self._take_back(place, answer.refused)
+        return answer
+
+    def _take_back(self, place: Place, ids: Iterable[str]) -> None:
+        """Hold those that are still said to be there: not if it was given up meanwhile."""
+        if self._places.get(place.name) is place:
+            for id_ in ids:
+                if self._ledger.entries[id_].at == place.name:
+                    self._ledger.hold(id_)
+
+    async def _send(self, place: Place, works: Sequence[Work]) -> None:
+        try:
+            await self._submit(place, works, SUBMIT_NS)
+        except AgentLost:
+            pass  # whoever asked first has said so, and the place is given up
+        except CommandFailed as error:
+            self._failed(place, str(error))
+        entries = self._ledger.entries
+        back = [id_ for work in works if entries[id_ := work.carried.id].state == "held"]
+        for id_ in back:
+            self._ledger.requeue(id_)
+        self.queue(back, ahead=True)
+
+    def _assign(self) -> dict[str, list[str]]:
+        """Take from the queue whatever has a place now; returns it by instance, noted as sent."""
+        living = self._roster.living
+        everywhere = {place.name: self._candidate(place) for place in living}
+        found: dict[str, list[str]] = {}
+        passed: list[str] = []
+        while self._queue and len(passed) < LOOK_PAST_MAX:
+            if not any(candidate.takes(1) for candidate in everywhere.values()):
+                break
+            entry = self._ledger.entries[self._queue.popleft()]
+            wanted = self._wanted_of(entry, living)
+            if chosen := route(wanted, everywhere.values()):
+                self._ledger.send(entry.id, chosen.name)
+                found.setdefault(chosen.name, []).append(entry.id)
+                self._took(chosen, wanted.known_tokens)
+            elif reason := nowhere(wanted, list(everywhere.values())):
+                self._ledger.refuse(entry.id, reason)
+                self._roster.note("generation", f"request {entry.id} can run nowhere: {reason}")
+                self._roster.changes.happened()
+            else:
+                passed.append(entry.id)
+        self._queue.extendleft(reversed(passed))
+        return found
+
+    def _candidate(self, place: Place) -> Candidate:
+        name, capacity = place.name, place.capacity
+        kv_tokens = self._ledger.known_tokens_at(name)
+        candidate = Candidate(
+            name=name,
+            accepting=place.accepting and not self._sending[name],
+            requests=len(self._ledger.at(name)),
+            waiting=(place.stats.waiting if place.stats else 0) + place.sent_since,
+            sequences_max=capacity.sequences_max,
+            kv_free_tokens=capacity.blocks * capacity.block_tokens - kv_tokens,
+            length_max_tokens=place.length_max_tokens,
+            tokens_per_s=1.0,
+        )
+        candidate.tokens_per_s = self._tokens_per_s(candidate)
+        return candidate
+
+    def _tokens_per_s(self, candidate: Candidate) -> float:
+        """Return its speed with one more request in its batch, if it has a seat."""
+        place = self._places[candidate.name]
+        batch = min(candidate.requests + 1, candidate.sequences_max)
+        kv_tokens = self._ledger.known_tokens_at(candidate.name)
+        return self._roster.speeds.expected(place.instance.layout, batch, kv_tokens)
+
+    def _took(self, candidate: Candidate, known_tokens: int) -> None:
+        candidate.requests += 1
+        candidate.waiting += 1
+        candidate.kv_free_tokens -= known_tokens
+        candidate.tokens_per_s = self._tokens_per_s(candidate)
+
+    def _wanted_of(self, entry: Entry, living: Iterable[Place]) -> Wanted:
+        siblings = self._ledger.siblings_home.get(entry.sibling, "")
+        refusals = self._refusals.get(entry.id, {})
+        return Wanted(
+            known_tokens=entry.known_tokens,
+            length_tokens=entry.length_tokens,
+            homes=tuple(home for home in (entry.home, siblings) if home),
+            refused={p.name: refusals[p.serial] for p in living if p.serial in refusals}
+            if refusals
+            else {},
+        )

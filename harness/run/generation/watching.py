@@ -1,0 +1,156 @@
+"""What nodes tell: outputs into the ledger, stats into places, who died, and who stalls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.errors import AgentLost
+from harness.run.generation.places import Place
+from harness.run.generation.roster import Roster
+from harness.run.session import MESSAGE_NS
+from harness.scheduling.watchdog import look, stalled
+from harness.wire.generation import Happened, Output, Stats, Watch
+
+WATCH_NS = 250 * NS_PER_MS
+"""How long a node may be silent; then it tells its stats at least."""
+PROGRESS_NS = 250 * NS_PER_MS
+"""Between two rows of an instance's progress."""
+
+
+class Watching:
+    """One long poll per node, and what is done about its answers.
+
+    `queue` gets requests that are to be sent on (their next turn, or ended by their engine
+    unasked), `give_up` instances that died or stall.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        *,
+        stall_ns: int,
+        queue: Callable[[Iterable[str]], None],
+        give_up: Callable[[Place, str], None],
+    ) -> None:
+        self._roster, self._stall_ns = roster, stall_ns
+        self._queue, self._give_up = queue, give_up
+        self._asked: Counter[str] = Counter()
+        self._answered: Counter[str] = Counter()
+        self._upto: Counter[str] = Counter()
+
+    def round(self, node: str) -> int:
+        """Return the number of the watch that is under way."""
+        return self._asked[node]
+
+    async def delivered(self, node: str, upto: int, timeout_ns: int) -> bool:
+        """Wait until the node's events up to `upto` are in the ledger, or the node is lost."""
+        return await self._roster.changes.until(
+            lambda: self._upto[node] >= upto or node in self._roster.nodes.lost, timeout_ns
+        )
+
+    async def caught_up(self, nodes: Iterable[str], timeout_ns: int) -> bool:
+        """Wait until all that these nodes have to tell by now is known."""
+        rounds = {node: self._asked[node] + 1 for node in nodes}
+        return await self._roster.changes.until(
+            lambda: all(
+                self._answered[node] >= round_ or node in self._roster.nodes.lost
+                for node, round_ in rounds.items()
+            ),
+            timeout_ns,
+        )
+
+    async def watch(self, node: str) -> None:
+        """Watch a node until it is lost."""
+        while True:
+            self._asked[node] += 1
+            body = Watch(after=self._upto[node], wait_ns=WATCH_NS)
+            try:
+                happened = await self._roster.nodes.ask(node, body, Happened, WATCH_NS + MESSAGE_NS)
+            except AgentLost:
+                return  # its instances are given up already
+            self._deliver(node, happened.outputs)
+            for name, stats in happened.stats.items():
+                if place := self._told_of(node, name):
+                    self._fares(place, stats)
+            for name, reason in happened.dead.items():
+                if place := self._told_of(node, name):
+                    self._give_up(place, reason)
+            self._answered[node], self._upto[node] = self._asked[node], happened.upto
+            self._roster.changes.happened()
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _told_of(self, node: str, name: str) -> Place | None:
+        """Return the place that this round speaks of, if it speaks of one that is there."""
+        place = self._roster.places.get(name)
+        known = place is not None and self._asked[node] > place.built_in_round
+        return place if known else None
+
+    def _deliver(self, node: str, outputs: Iterable[Output]) -> None:
+        fit = self._roster.session.bench.clocks[node]
+        on: list[str] = []
+        for output in outputs:
+            first_ns, last_ns = (fit.to_coordinator(t) for t in (output.first_ns, output.last_ns))
+            entry = self._roster.ledger.apply(output, first_ns, last_ns)
+            if entry is None or not output.ended:
+                continue
+            if entry.state == "held" and not self._roster.places[output.instance].withdrawals:
+                self._roster.ledger.requeue(entry.id)
+            if entry.state == "queued":
+                on.append(entry.id)
+        self._queue(on)
+
+    def _fares(self, place: Place, told: Stats) -> None:
+        """Take an instance's stats: progress, speed, and whether it got anywhere."""
+        stats = place.stats = self._mapped(place.node, told)
+        place.sent_since = 0
+        self._progress(place, stats)
+        now_ns = self._roster.now_ns()
+        place.life = look(
+            place.life,
+            busy=bool(stats.running or (place.admitting and self._roster.ledger.at(place.name))),
+            work_tokens=stats.generated_tokens + stats.prefilled_tokens,
+            now_ns=now_ns,
+        )
+        if not place.dead and stalled(place.life, now_ns, self._stall_ns):
+            reason = f"no token for {self._stall_ns / NS_PER_S:g} s, with {stats.running} running"
+            self._give_up(place, reason)
+
+    def _mapped(self, node: str, stats: Stats) -> Stats:
+        fit = self._roster.session.bench.clocks[node]
+        stamps = {
+            name: fit.to_coordinator(t_ns)
+            for name in ("t_ns", "first_token_ns", "last_token_ns")
+            if (t_ns := getattr(stats, name))
+        }
+        return msgspec.structs.replace(stats, **stamps)
+
+    def _progress(self, place: Place, stats: Stats) -> None:
+        """Write a row where it is time, or all work is done, and there is something to tell."""
+        before = place.sampled
+        lasted_ns = stats.t_ns - before.t_ns
+        tokens = stats.generated_tokens - before.generated_tokens
+        at_work = bool(stats.running or stats.waiting)
+        if lasted_ns <= 0 or (lasted_ns < PROGRESS_NS and (at_work or not tokens)):
+            return
+        place.sampled = stats
+        if not (tokens or at_work):
+            return
+        self._roster.speeds.measured(place.instance.layout, tokens * NS_PER_S / lasted_ns)
+        self._roster.session.record.event(
+            "progress",
+            {
+                "instance": place.name,
+                "t0_ns": before.t_ns,
+                "t1_ns": stats.t_ns,
+                "generated_tokens": tokens,
+                "running": stats.running,
+                "waiting": stats.waiting,
+                "kv_use_pct": 100 * stats.kv_blocks_used / max(1, stats.kv_blocks),
+                "preemptions": stats.preemptions - before.preemptions,
+            },
+        )

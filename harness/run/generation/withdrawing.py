@@ -1,0 +1,95 @@
+"""Taking requests out of instances, with all of their output and nothing under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from harness.model.requests import Carried
+from harness.run.generation.dispatch import Dispatcher
+from harness.run.generation.places import Place, by_node
+from harness.run.generation.roster import Roster
+from harness.run.generation.watching import Watching
+from harness.wire.generation import KvTarget, Span, Verb, Withdraw, Withdrawn
+
+
+@dataclass
+class Left:
+    """What a withdrawal took: now `held` in the ledger, with all of its output delivered.
+
+    `carried` as the engines told it, by id; `sent_bytes` by id; spans by node, mapped onto the
+    coordinator's clock. `ids` also has requests that an engine did not know.
+    """
+
+    ids: tuple[str, ...] = ()
+    carried: dict[str, Carried] = field(default_factory=dict)
+    sent_bytes: dict[str, int] = field(default_factory=dict)
+    spans: dict[str, tuple[Span, ...]] = field(default_factory=dict)
+
+
+@dataclass
+class Withdrawing:
+    """How requests are withdrawn: what is under way arrives first, what was told is delivered."""
+
+    roster: Roster
+    dispatcher: Dispatcher
+    watching: Watching
+
+    async def take(
+        self,
+        places: Sequence[Place],
+        ids: tuple[str, ...],
+        verb: Verb,
+        to: KvTarget | None,
+        *,
+        timeout_ns: int,
+    ) -> Left:
+        """Withdraw `ids`, or all, from living places; see `Fleet.withdraw`."""
+        for place in places:
+            place.withdrawals += 1
+        try:
+            names = [place.name for place in places]
+            await self.roster.changes.until(lambda: not self.dispatcher.sending(names), timeout_ns)
+            bodies = {
+                node: Withdraw(instances=there, ids=ids, verb=verb, to=to)
+                for node, there in by_node(places).items()
+            }
+            asked = {place.name: ids or self.roster.ledger.at(place.name) for place in places}
+            answers = await self.roster.nodes.each(bodies, Withdrawn, timeout_ns)
+            left = Left()
+            for node, answer in answers.items():
+                await self.watching.delivered(node, answer.upto, timeout_ns)
+                carried = {found.id: found for found in answer.left}
+                for place in places:
+                    if place.node == node:
+                        left.ids += self._hold(place, asked[place.name], carried)
+                left.carried |= carried
+                left.sent_bytes |= answer.sent_bytes
+                left.spans[node] = tuple(self._mapped(node, span) for span in answer.spans)
+            answers.complete()
+            return left
+        finally:
+            for place in places:
+                place.withdrawals -= 1
+
+    def _hold(
+        self, place: Place, ids: Iterable[str], carried: dict[str, Carried]
+    ) -> tuple[str, ...]:
+        """Hold what left a place, or should have; return it without what ended meanwhile."""
+        held = []
+        for id_ in ids:
+            entry = self.roster.ledger.entries[id_]
+            left_before = entry.state == "held" and entry.home == place.name
+            if entry.at == place.name or left_before:
+                self.roster.ledger.hold(id_, carried.get(id_))
+                held.append(id_)
+        return tuple(held)
+
+    def _mapped(self, node: str, span: Span) -> Span:
+        return msgspec.structs.replace(
+            span,
+            begin_ns=self.roster.session.at(node, span.begin_ns),
+            end_ns=self.roster.session.at(node, span.end_ns),
+        )
