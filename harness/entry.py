@@ -276,7 +276,7 @@ def _opener(asked: Asked, clock: RealClock) -> _Opener:
     if bench.world == "emulated":
         means = means_of(bench)
         return _Opener(
-            notes=emulated_notes(means),
+            notes=emulated_notes(bench, means),
             open=lambda places, _: open_emulated(bench, topology, places, means, clock),
         )
     raise UsageError(f"{asked.bench_path}: world = {bench.world!r} cannot be run, only simulated")

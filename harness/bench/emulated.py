@@ -179,18 +179,20 @@ def means_of(bench: Bench) -> Means:
     return Means(wanted)
 
 
-def notes(means: Means) -> tuple[str, ...]:
+def notes(bench: Bench, means: Means) -> tuple[str, ...]:
     """Return what a reader of an emulated run must know first."""
     if means.light == "none":
         told = (
             f"control plane only: circuits move no packets on this machine ({means.why});"
-            " collectives run over the loopback"
+            " all traffic crosses the loopback"
         )
-    else:
+    elif bench.switches:
         told = (
             f"emulated bench: circuits move real packets on this machine ({means.light});"
             " switches are emulated units, their times are configured"
         )
+    else:
+        told = "emulated bench: nodes and their network are on this machine; no optical switch"
     return (told,)
 
 
