@@ -11,6 +11,7 @@ from harness.model.busbw import smallest_bytes
 from harness.model.scenario import Collectives, Generate, Op, Reconfigure, Shift
 from harness.model.sizes import format_size, parse_size
 from harness.run.change import listen, switch_over
+from harness.run.generation.generate import generate
 from harness.run.hearing import beacons_off, beacons_on
 from harness.run.reconfigure import reconfigure
 from harness.run.session import Session
@@ -157,4 +158,5 @@ PERFORM: dict[type, Callable[[Session, object, int], Awaitable[None]]] = {
     Collectives: collectives,  # type: ignore[dict-item]  # each takes its own step type
     Shift: shift,  # type: ignore[dict-item]
     Reconfigure: reconfigure,  # type: ignore[dict-item]
+    Generate: generate,  # type: ignore[dict-item]
 }

@@ -1,0 +1,272 @@
+"""The generate step: a step of the workload, while layouts are switched and requests are moved.
+
+The fleet is opened by the first such step and stays for the later ones, in the layout that is up.
+Requests are fed as others end; while there is still something to be done to them they are
+repeated, so that it happens under load. The step ends when every request has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.errors import StepFailed, UsageError
+from harness.model.layout import parse_layout
+from harness.model.placement import place
+from harness.model.replay import digest_of
+from harness.model.scenario import Generate
+from harness.run.generation.asked import GenerationAsked
+from harness.run.generation.fleet import Fleet
+from harness.run.generation.migrate import Migrations, Move
+from harness.run.generation.resumption import Resumption
+from harness.run.generation.stages import Pace
+from harness.run.generation.switch import Made, Switches
+from harness.run.session import Session
+from harness.scheduling.feed import Feed
+from harness.scheduling.migration import Costs, estimates_of
+from harness.scheduling.waves import names
+from harness.seeds import seeded
+from harness.tasks import beside
+from harness.wire.generation import Strategy
+
+WINDOW_NS = 2 * NS_PER_S
+"""Before and after a switch: over how much of it the speed is told."""
+LOOK_NS = 50 * NS_PER_MS
+
+
+async def generate(session: Session, step: Generate, number: int) -> None:
+    """Run the step. Raises `StepFailed` when tokens were lost or doubled, or no engine is left."""
+    asked = session.generation_asked
+    if asked is None:
+        raise UsageError("a generate step needs the table [generation] in the scenario")
+    if session.fleet is None:
+        session.fleet = await _open(session, asked, step)
+    await _Step(session.fleet, asked, step, number).run()
+
+
+async def _open(session: Session, asked: GenerationAsked, step: Generate) -> Fleet:
+    """Start the engines in the first layout; they end when the run does."""
+    timeout_ns = round(step.stage_timeout_s * NS_PER_S)
+    placed = place(asked.layout, asked.gpus_of)
+    opened = Fleet.opened(
+        session,
+        asked.spec,
+        asked.gpus_of,
+        [place(layout, asked.gpus_of) for layout in asked.pool],
+        stall_ns=round(step.stall_s * NS_PER_S),
+        timeout_ns=timeout_ns,
+        block_tokens=asked.replay.block_tokens,
+    )
+    fleet = await session.closing.enter_async_context(opened)
+    async with fleet.changing:
+        strategy: Strategy = "pool" if asked.layout in asked.pool else "rebuild"
+        await fleet.prepare(placed, strategy, timeout_ns)
+        await fleet.build(
+            {node: here for node, here in placed.items() if here}, strategy, timeout_ns
+        )
+        fleet.layout = asked.layout
+        fleet.accept(names(placed))
+    return fleet
+
+
+class _Step:
+    """One generate step under way."""
+
+    def __init__(self, fleet: Fleet, asked: GenerationAsked, step: Generate, number: int) -> None:
+        self.fleet, self.step, self.number = fleet, step, number
+        self.session, self.clock = fleet.session, fleet.session.bench.clock
+        self.requests = asked.replay.step(step.workload_step)[: step.requests_max or None]
+        self.digest = digest_of(self.requests, asked.replay.block_tokens)
+        self.begin_ns = self.clock.now_ns()
+        self.feed = Feed(self.requests, number, self.begin_ns)
+        self.pace = Pace()
+        self.switches = Switches(fleet, step)
+        estimates = estimates_of(asked.spec.profile, asked.spec.bytes_scale, asked.link_bytes_per_s)
+        chance = seeded(self.session.scenario.seed, f"migrations of step {number}")
+        self.migrations = Migrations(fleet, step, Costs(estimates), chance)
+        self.preempted = _preempted(fleet)
+        self.preempted_before = sum(self.preempted.values())
+        self.before = replace(fleet.ledger)
+        """The sums as they were, for a ledger counts through all steps."""
+
+    async def run(self) -> None:
+        """Feed requests and act on them until all have ended; the row is written in any case."""
+        if not self.requests:
+            raise UsageError(f"the workload has no requests of step {self.step.workload_step}")
+        try:
+            async with beside(self._look()), beside(self._act()) as acting:
+                await self._generate(acting)
+        finally:
+            self.session.record.event("generated", self._row())
+        self._judge()
+
+    # -- requests -------------------------------------------------------------------------
+
+    async def _generate(self, acting: asyncio.Task[None]) -> None:
+        """Keep as many requests in flight as are wanted, until all have ended."""
+        ledger, wanted = self.fleet.ledger, self.step.in_flight_max or len(self.requests)
+        deadline_ns = self.begin_ns + round(self.step.timeout_s * NS_PER_S)
+        while True:
+            if acting.done():
+                await acting  # for its error
+            now_ns, acts = self.clock.now_ns(), not acting.done()
+            if now_ns >= deadline_ns:
+                raise StepFailed(
+                    f"{ledger.open} requests have not ended within the step's timeout_s of "
+                    f"{self.step.timeout_s:g} s"
+                )
+            repeat = acts and ledger.finished > self.before.finished
+            self.fleet.add(self.feed.due(wanted - ledger.open, now_ns, repeat=repeat))
+            if not ledger.open and self.feed.over and not repeat:
+                return
+            next_ns = min(self.feed.next_ns(now_ns) or deadline_ns, deadline_ns)
+            changed = partial(self._changed, acting, ledger.open, acts)
+            await self.fleet.until(changed, next_ns - now_ns)
+
+    def _changed(self, acting: asyncio.Task[None], left: int, acts: bool) -> bool:
+        """Whether a request has ended since, or all has been done to them."""
+        return self.fleet.ledger.open < left or acting.done() is acts
+
+    # -- what is done to them ---------------------------------------------------------------
+
+    async def _act(self) -> None:
+        """Switch and migrate, each at its own pace."""
+        async with beside(self._migrate()) as migrating:
+            await self._switch()
+            await migrating
+
+    async def _switch(self) -> None:
+        """Make the switches, with a rest before each; a row tells what became of it."""
+        step, layouts = self.step, [parse_layout(text) for text in self.step.layouts]
+        rest_ns = rested_ns = round(step.rest_s * NS_PER_S)
+        for index in range((step.count or len(layouts)) if layouts else 0):
+            await self.clock.sleep_ns(rested_ns)
+            made, window_ns = await self.switches.make(layouts[index % len(layouts)]), 0
+            try:
+                if made.outcome == "switched":
+                    window_ns = min(rest_ns, WINDOW_NS)
+                    await self.clock.sleep_ns(window_ns)
+            finally:
+                self.session.record.event("parallelism", self._switch_row(index, made))
+            if all(at.dead for at in self.fleet.places.values()):
+                raise StepFailed(f"no instance is left to generate: {made.error}")
+            rested_ns = rest_ns - window_ns
+
+    async def _migrate(self) -> None:
+        """Move requests; each is watched until it goes on, while others move."""
+        every_ns, watching = round(self.step.migrate_every_ms * NS_PER_MS), []
+        try:
+            for _ in range(self.step.migrations):
+                await self.clock.sleep_ns(every_ns)
+                while (begun := await self.migrations.begin()) is None:
+                    await self.clock.sleep_ns(every_ns)
+                watching.append(asyncio.create_task(self._watch(*begun)))
+            await asyncio.gather(*watching)
+        finally:
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+
+    async def _watch(self, move: Move, resumption: Resumption | None) -> None:
+        await self.migrations.end(move, resumption)
+        self.session.record.event("migration", migration_row(self.number, move))
+
+    async def _look(self) -> None:
+        """Note counts: of tokens, for the speed around switches; of what engines soon forget."""
+        while True:
+            self.pace.note(self.clock.now_ns(), self.fleet.ledger.tokens)
+            self.preempted |= _preempted(self.fleet)
+            await self.clock.sleep_ns(LOOK_NS)
+
+    # -- what is told -------------------------------------------------------------------------
+
+    def _switch_row(self, index: int, made: Made) -> dict[str, object]:
+        begin_ns, end_ns, pace = made.begin_ns, made.end_ns, self.pace
+        return {
+            "index": index,
+            "step": self.number,
+            "layout_from": made.layout_from,
+            "layout_to": made.layout_to,
+            "strategy": self.step.strategy,
+            "requests": self.step.requests,
+            "order": self.step.order,
+            "nodes": list(made.nodes),
+            "stages": made.accounts.stages,
+            "residual_ms": made.accounts.residual_ms,
+            "total_ms": made.accounts.total_ms,
+            "blackout_ms": made.blackout_ms,
+            "carried": made.carried,
+            "recomputed_tokens": made.recomputed_tokens,
+            "before_tokens_per_s": pace.per_s(begin_ns - WINDOW_NS, begin_ns),
+            "during_tokens_per_s": pace.per_s(begin_ns, end_ns),
+            "after_tokens_per_s": pace.per_s(end_ns, end_ns + WINDOW_NS),
+            "outcome": made.outcome,
+            "error": made.error,
+        }
+
+    def _row(self) -> dict[str, object]:
+        """Return what came of the step, by the ledger."""
+        took_ns = self.clock.now_ns() - self.begin_ns
+        self.preempted |= _preempted(self.fleet)
+        entries = [self.fleet.ledger.entries[id_] for id_ in self.feed.ids]
+        tokens = self.fleet.ledger.tokens - self.before.tokens
+        return {
+            "step": self.number,
+            "layout": str(self.fleet.layout),
+            "requests": len(entries),
+            "finished": sum(entry.state == "finished" for entry in entries),
+            "refused": sum(entry.state == "refused" for entry in entries),
+            "tokens": tokens,
+            "lost": self.fleet.ledger.lost_tokens - self.before.lost_tokens,
+            "doubled": self.fleet.ledger.doubled_tokens - self.before.doubled_tokens,
+            "took_s": took_ns / NS_PER_S,
+            "tokens_per_s": tokens / (took_ns / NS_PER_S) if took_ns else None,
+            "preemptions": sum(self.preempted.values()) - self.preempted_before,
+            "digest": self.digest,
+        }
+
+    def _judge(self) -> None:
+        """Raise `StepFailed` where tokens do not add up, or nothing could be generated."""
+        ledger, before = self.fleet.ledger, self.before
+        lost = ledger.lost_tokens - before.lost_tokens
+        doubled = ledger.doubled_tokens - before.doubled_tokens
+        if lost or doubled:
+            raise StepFailed(f"{lost} tokens were lost and {doubled} delivered twice")
+        entries = [ledger.entries[id_] for id_ in self.feed.ids]
+        refused = [entry for entry in entries if entry.state == "refused"]
+        if not refused:
+            owed = sum(entry.request.response_tokens for entry in entries)
+            if (told := ledger.tokens - before.tokens) != owed:
+                raise StepFailed(f"{told} tokens were delivered of responses of {owed} tokens")
+            return
+        text = f"{len(refused)} of {len(entries)} requests were refused: {refused[0].reason}"
+        if len(refused) == len(entries):
+            raise StepFailed(text)
+        note = {"level": "warning", "who": "generation", "text": text}
+        self.session.record.event("note", note)
+
+
+def _preempted(fleet: Fleet) -> dict[tuple[str, int], int]:
+    """Return how often each engine put requests off, since it was built."""
+    return {(at.name, at.serial): at.stats.preemptions for at in fleet.places.values() if at.stats}
+
+
+def migration_row(number: int, move: Move) -> dict[str, object]:
+    """Return the row of one move."""
+    return {
+        "step": number,
+        "request": move.request,
+        "source": move.source,
+        "target": move.target,
+        "by": move.by,
+        "context_tokens": move.context_tokens,
+        "sent_bytes": move.sent_bytes,
+        "cached_tokens": move.cached_tokens,
+        "send_ms": move.send_ms,
+        "total_ms": move.total_ms,
+        "expected_ms": move.expected_ms,
+        "outcome": move.outcome,
+        "error": move.error,
+    }
