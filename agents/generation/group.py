@@ -1,7 +1,6 @@
 """The ranks of one paced instance, joined: they meet when it is built, and agree on what is moved.
 
-Rank 0 listens where the seat says (``HOST:PORT``, or the path of a Unix socket); the others
-connect. Every exchange involves all ranks and has a deadline: a rank that died, or never comes, is
+Rank 0 listens where the seat says, ``HOST:PORT``; the others connect. Every exchange involves all ranks and has a deadline: a rank that died, or never comes, is
 named, and the instance fails instead of waiting for ever.
 """
 
@@ -74,8 +73,7 @@ class Group:
         self._lines.clear()
 
     def _listen(self, meeting: str, size: int, deadline_ns: int) -> None:
-        family, address = _address(meeting)
-        with socket.create_server(address, family=family, backlog=size) as listener:
+        with socket.create_server(_address(meeting), backlog=size) as listener:
             while len(self._lines) < size - 1:
                 try:
                     listener.settimeout(_left_s(deadline_ns))
@@ -83,6 +81,7 @@ class Group:
                 except TimeoutError as error:
                     missing = sorted(set(range(1, size)) - self._lines.keys())
                     raise RanksApart(f"ranks {missing} did not come to {meeting}") from error
+                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._lines[size] = line  # owned from here on, whoever it is
                 rank = self._receive(size, deadline_ns)
                 self._lines[rank] = self._lines.pop(size)
@@ -113,31 +112,24 @@ class Group:
         return data
 
 
-def _address(meeting: str) -> tuple[socket.AddressFamily, Any]:
-    where = meeting.partition("://")[2] or meeting
-    if "/" in where:
-        return socket.AF_UNIX, where
-    host, _, port = where.rpartition(":")
-    return socket.AF_INET, (host, int(port))
+def _address(meeting: str) -> tuple[str, int]:
+    host, _, port = meeting.rpartition(":")
+    return host, int(port)
 
 
 def _connect(meeting: str, deadline_ns: int) -> socket.socket:
     """Connect to rank 0, which may not listen yet."""
-    family, address = _address(meeting)
     while True:
-        line = socket.socket(family, socket.SOCK_STREAM)
         try:
-            line.settimeout(_left_s(deadline_ns))
-            line.connect(address)
-        except (ConnectionRefusedError, FileNotFoundError) as error:
-            line.close()
+            line = socket.create_connection(_address(meeting), _left_s(deadline_ns))
+        except ConnectionRefusedError as error:
             if time.monotonic_ns() > deadline_ns:
                 raise RanksApart(f"rank 0 does not listen at {meeting}") from error
             time.sleep(_RETRY_S)
         except OSError as error:
-            line.close()
             raise RanksApart(f"rank 0 at {meeting}: {error}") from error
         else:
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return line
 
 

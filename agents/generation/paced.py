@@ -168,6 +168,7 @@ class Paced:
                 self._enter(work.carried, work.carried.id in came, refused, with_kv)
         if any(work.kv_transfer for work in works):
             self._keep_running()
+            up.pace.restart()
         return refused, tuple(with_kv)
 
     def _enter(

@@ -17,6 +17,7 @@ import pytest
 from agents.generation.base import Seat
 from agents.generation.group import Group, RanksApart
 from agents.generation.paced import Paced, make
+from agents.generation.ports import Ports, Range
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import UsageError
 from harness.model.intake import Refused
@@ -49,7 +50,7 @@ class Ranks:
 
     names = itertools.count()
 
-    def __init__(self, layout: Layout, folder: Path, spec: EngineSpec) -> None:
+    def __init__(self, layout: Layout, ports: range, spec: EngineSpec) -> None:
         self.told: list[Output] = []
         self.instance = Instance(
             name=f"i{next(self.names)}",
@@ -59,7 +60,7 @@ class Ranks:
             dp=layout.dp,
         )
         self.engines = [make(spec, self.told.append) for _ in range(layout.gpus)]
-        meeting = str(folder / self.instance.name)
+        meeting = f"127.0.0.1:{ports[0]}"
 
         def build(engine: Paced) -> int:
             rank = self.engines.index(engine)
@@ -113,11 +114,24 @@ Start = Callable[..., Ranks]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def ports() -> Iterator[Callable[[], range]]:
+    taken: list[Range] = []
+
+    def take() -> range:
+        taken.append(Ports("127.0.0.1").take())
+        return taken[-1].ports
+
+    yield take
+    for one in taken:
+        one.close()
+
+
+@pytest.fixture
+def start(ports: Callable[[], range]) -> Iterator[Start]:
     up: list[Ranks] = []
 
     def begin(layout: str, spec: EngineSpec = SPEC) -> Ranks:
-        up.append(Ranks(parse_layout(layout), tmp_path, spec))
+        up.append(Ranks(parse_layout(layout), ports(), spec))
         return up[-1]
 
     before = set(threading.enumerate())
@@ -284,13 +298,14 @@ def test_facts_say_that_nothing_is_computed() -> None:
     assert "no token is computed" in facts["device"]
 
 
-def test_ranks_that_do_not_come_or_leave_are_named(tmp_path: Path) -> None:
+def test_ranks_that_do_not_come_or_leave_are_named(ports: Callable[[], range]) -> None:
+    meetings = [f"127.0.0.1:{port}" for port in ports()[:3]]
     with pytest.raises(RanksApart, match=r"ranks \[1\] did not come"):
-        Group(str(tmp_path / "a"), 0, 2, NS_PER_S // 10)
+        Group(meetings[0], 0, 2, NS_PER_S // 10)
     with pytest.raises(RanksApart, match="rank 0 does not listen"):
-        Group(str(tmp_path / "b"), 1, 2, NS_PER_S // 10)
+        Group(meetings[1], 1, 2, NS_PER_S // 10)
     with ThreadPoolExecutor(2) as both:
-        meet = [both.submit(Group, str(tmp_path / "c"), rank, 2) for rank in (0, 1)]
+        meet = [both.submit(Group, meetings[2], rank, 2) for rank in (0, 1)]
         leader, other = (found.result() for found in meet)
     other.close()
     with pytest.raises(RanksApart, match="rank 1 of the instance: is gone"):
