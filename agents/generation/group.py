@@ -1,7 +1,8 @@
 """The ranks of one paced instance, joined: they meet when it is built, and agree on what is moved.
 
-Rank 0 listens where the seat says, ``HOST:PORT``; the others connect. Every exchange involves all ranks and has a deadline: a rank that died, or never comes, is
-named, and the instance fails instead of waiting for ever.
+Rank 0 listens where the seat says, ``HOST:PORT``; the others connect. Every exchange involves all
+ranks and has a deadline: a rank that died, or never comes, is named, and the instance fails instead
+of waiting for ever.
 """
 
 from __future__ import annotations
