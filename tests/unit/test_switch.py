@@ -188,7 +188,7 @@ def test_a_second_switch_is_refused_while_one_is_under_way() -> None:
     async def act(_: FakeBench, fleet: Fleet) -> Made:
         switches = Switches(fleet, step())
         first = asyncio.create_task(switches.make(parse_layout("2xTP2")))
-        await asyncio.sleep(0)
+        await fleet.session.bench.clock.sleep_ns(0)
         second = await switches.make(parse_layout("1xTP2"))
         assert (second.outcome, second.error) == ("refused", "the switch to 2xTP2 is under way")
         return await first
@@ -273,7 +273,7 @@ def test_a_dead_instance_is_replaced_by_a_switch() -> None:
             bench.die("n0:1")
             await fleet.until(lambda: bool(fleet.places["n0:1"].dead), 5 * S)
             switch = asyncio.create_task(switching()(bench, fleet))
-            await asyncio.sleep(0)
+            await fleet.session.bench.clock.sleep_ns(0)
         return await switch
 
     made, fleet = run_virtually(under_load(act))
