@@ -2,10 +2,10 @@
 
 To the least loaded one: where a request would wait least for each of its tokens. But a request
 whose earlier turn, or whose prompt's siblings, were somewhere finds their KV there, so it goes back
-unless that instance is loaded by more than `STICKY_MARGIN` above the least. Only as many as have
-seats and KV, and a few more, are sent to an instance: the rest stays with the coordinator, where a
-switch need not fetch them. How long a response will be is not looked at, except to tell what an
-instance could never hold. Lengths in tokens.
+unless that instance is loaded by a margin above the least (`STICKY_MARGIN`, `STICKY_REQUESTS`).
+Only as many as have seats and KV, and a few more, are sent to an instance: the rest stays with the
+coordinator, where a switch need not fetch them. How long a response will be is not looked at,
+except to tell what an instance could never hold. Lengths in tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 STICKY_MARGIN = 0.25
 """Of the least load: by how much more an instance may be loaded and still be preferred."""
+STICKY_REQUESTS = 2
+"""By how many requests more than the least loaded it may always have: next to nothing in a step."""
 WAITING_MAX = 4
 """Requests that may wait at an instance without a seat or KV: so that a seat never stays empty."""
 
@@ -71,7 +73,7 @@ def route(wanted: Wanted, candidates: Iterable[Candidate]) -> Candidate | None:
         return None
     least = min(able.values(), key=lambda candidate: candidate.load)
     for home in wanted.homes:
-        if home in able and able[home].load <= least.load * (1 + STICKY_MARGIN):
+        if home in able and not _overloaded(able[home], least):
             return able[home]
     return least
 
@@ -87,6 +89,11 @@ def nowhere(wanted: Wanted, candidates: Sequence[Candidate]) -> str:
         f"{wanted.length_tokens} tokens with its response; {longest.name}, which holds the "
         f"longest requests, takes {longest.length_max_tokens}"
     )
+
+
+def _overloaded(home: Candidate, least: Candidate) -> bool:
+    more = home.requests - least.requests > STICKY_REQUESTS
+    return more and home.load > least.load * (1 + STICKY_MARGIN)
 
 
 def _could(wanted: Wanted, candidate: Candidate) -> bool:

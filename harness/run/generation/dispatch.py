@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from harness.clock import NS_PER_S
@@ -23,7 +23,7 @@ LOOK_PAST_MAX = 64
 
 
 class Dispatcher:
-    """Sends queued requests to instances, one message per instance at a time.
+    """Sends queued requests to instances.
 
     `failed` is told of instances that did not take what was sent.
     """
@@ -35,7 +35,6 @@ class Dispatcher:
         self._wanted = asyncio.Event()
         self._refusals: dict[str, dict[int, str]] = {}
         """By id: why places, by serial, would not have it."""
-        self._sending: Counter[str] = Counter()
 
     @property
     def queued(self) -> int:
@@ -54,10 +53,6 @@ class Dispatcher:
         """Look for places soon: something has changed."""
         self._wanted.set()
 
-    def sending(self, names: Iterable[str]) -> bool:
-        """Whether something is on its way to one of these instances."""
-        return any(self._sending[name] for name in names)
-
     async def run(self, beside: Background) -> None:
         """Send requests as long as the fleet is open."""
         while True:
@@ -65,7 +60,6 @@ class Dispatcher:
             self._wanted.clear()
             for name, ids in self._assign().items():
                 works = [self._ledger.work_of(id_) for id_ in ids]
-                self._sending[name] += 1  # here: the task begins later
                 beside.start(self._send(self._places[name], works))
 
     async def submit(self, place: Place, works: Sequence[Work], timeout_ns: int) -> Submitted:
@@ -74,15 +68,13 @@ class Dispatcher:
         Raises `CommandFailed` and `AgentLost`.
         """
         for work in works:
-            self._ledger.send(work.carried.id, place.name)
-        self._sending[place.name] += 1
+            self._note_sent(work.carried.id, place)
         return await self._submit(place, works, timeout_ns)
 
     # -- inside -----------------------------------------------------------------------------
 
     async def _submit(self, place: Place, works: Sequence[Work], timeout_ns: int) -> Submitted:
         ids = [work.carried.id for work in works]
-        place.sent_since += len(ids)
         try:
             body = Submit(instance=place.name, works=tuple(works))
             answer = await self._nodes.ask(place.node, body, Submitted, timeout_ns)
@@ -90,12 +82,17 @@ class Dispatcher:
             self._take_back(place, ids)
             raise
         finally:
-            self._sending[place.name] -= 1
+            place.under_way -= len(ids)
             self._roster.changes.happened()
         for id_, reason in answer.refused.items():
             self._refusals.setdefault(id_, {})[place.serial] = reason
         self._take_back(place, answer.refused)
         return answer
+
+    def _note_sent(self, id_: str, place: Place) -> None:
+        self._ledger.send(id_, place.name)
+        place.under_way += 1
+        place.sent_since += 1
 
     def _take_back(self, place: Place, ids: Iterable[str]) -> None:
         """Hold those that are still said to be there: not if it was given up meanwhile."""
@@ -129,7 +126,7 @@ class Dispatcher:
             entry = self._ledger.entries[self._queue.popleft()]
             wanted = self._wanted_of(entry, living)
             if chosen := route(wanted, everywhere.values()):
-                self._ledger.send(entry.id, chosen.name)
+                self._note_sent(entry.id, self._places[chosen.name])
                 found.setdefault(chosen.name, []).append(entry.id)
                 self._took(chosen, wanted.known_tokens)
             elif reason := nowhere(wanted, list(everywhere.values())):
@@ -146,7 +143,7 @@ class Dispatcher:
         kv_tokens = self._ledger.known_tokens_at(name)
         candidate = Candidate(
             name=name,
-            accepting=place.accepting and not self._sending[name],
+            accepting=place.accepting,
             requests=len(self._ledger.at(name)),
             waiting=(place.stats.waiting if place.stats else 0) + place.sent_since,
             sequences_max=capacity.sequences_max,

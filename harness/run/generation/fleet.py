@@ -94,7 +94,11 @@ class Fleet:
         self._roster = Roster(session, self._nodes, speeds, self._changes)
         self.ledger, self.places = self._roster.ledger, self._roster.places
         self._keeper = Keeper(
-            self._roster, self.changing, take_all=self._take_all, rebuild=self._rebuild
+            self._roster,
+            self.changing,
+            take_all=self._take_all,
+            tear_down=self._kill,
+            build=self._build_again,
         )
         self._dispatcher = Dispatcher(self._roster, failed=self._keeper.give_up)
         self._watching = Watching(
@@ -103,7 +107,7 @@ class Fleet:
             queue=lambda ids: self._dispatcher.queue(ids, ahead=True),
             give_up=self._keeper.give_up,
         )
-        self._withdrawing = Withdrawing(self._roster, self._dispatcher, self._watching)
+        self._withdrawing = Withdrawing(self._roster, self._watching)
 
     @classmethod
     @asynccontextmanager
@@ -184,6 +188,7 @@ class Fleet:
         bodies = {
             node: TearDown(instances=there, strategy=strategy, force=force)
             for node, there in by_node(places).items()
+            if node not in self.lost
         }
         answers = await self._nodes.each(bodies, Torn, timeout_ns)
         if force:  # what they still told comes to nothing, before they are built anew
@@ -333,6 +338,8 @@ class Fleet:
         self.requeue(ids)
         return ids
 
-    async def _rebuild(self, place: Place) -> None:
+    async def _kill(self, place: Place) -> None:
         await self.tear_down([place.name], "restart", RESTART_NS, force=True)
+
+    async def _build_again(self, place: Place) -> None:
         await self.build({place.node: (place.instance,)}, "restart", RESTART_NS)

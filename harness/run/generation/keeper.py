@@ -15,7 +15,7 @@ from harness.wire.asks import CommandFailed
 
 
 class Keeper:
-    """Gives instances up. `take_all` queues what one has; `rebuild` tears down and builds one.
+    """Gives instances up. `take_all` queues what one has, `tear_down` kills it.
 
     A restart waits for `changing`: whoever changes the layout deals with the dead himself, and one
     that he has replaced is not started again.
@@ -27,11 +27,12 @@ class Keeper:
         changing: asyncio.Lock,
         *,
         take_all: Callable[[Place], Iterable[str]],
-        rebuild: Callable[[Place], Awaitable[None]],
+        tear_down: Callable[[Place], Awaitable[None]],
+        build: Callable[[Place], Awaitable[None]],
     ) -> None:
         self._roster, self._places, self._nodes = roster, roster.places, roster.nodes
         self._changes, self._changing = roster.changes, changing
-        self._take_all, self._rebuild = take_all, rebuild
+        self._take_all, self._tear_down, self._build = take_all, tear_down, build
         self._background = Background(roster.changes)
         roster.nodes.on_lost = self.node_lost
         self._restarts: Counter[str] = Counter()
@@ -47,17 +48,9 @@ class Keeper:
         taken = list(self._take_all(place))
         row = {"instance": place.name, "reason": reason, "requests": len(taken)}
         self._roster.session.record.event("given_up", row)
-        if place.node in self._nodes.lost:
-            pass
-        elif may_restart(self._restarts[place.name]):
-            self._restarts[place.name] += 1
+        if place.node not in self._nodes.lost:
             self._starting += 1
-            self._background.start(self._restart(place, accepting=accepting))
-        else:
-            self._roster.note(
-                "generation",
-                f"{place.name} stays out: started {1 + self._restarts[place.name]} times",
-            )
+            self._background.start(self._end(place, accepting=accepting))
         self.check_alive()
         self._changes.happened()
 
@@ -84,12 +77,13 @@ class Keeper:
         """Stop restarts that are under way."""
         await self._background.close()
 
-    async def _restart(self, place: Place, *, accepting: bool) -> None:
+    async def _end(self, place: Place, *, accepting: bool) -> None:
+        """Tear a place down, and build it anew if that was not done too often."""
         try:
             async with self._changing:
                 if self._places.get(place.name) is place and place.node not in self._nodes.lost:
-                    await self._rebuild(place)
-                    self._places[place.name].accepting = accepting
+                    await self._tear_down(place)
+                    await self._start_again(place, accepting=accepting)
         except (CommandFailed, AgentLost) as error:
             self._out[place.name] = f"{place.dead}; not started again: {error}"
             self._roster.note("generation", f"{place.name} stays out: {error}")
@@ -97,3 +91,13 @@ class Keeper:
             self._starting -= 1
         self.check_alive()
         self._changes.happened()
+
+    async def _start_again(self, place: Place, *, accepting: bool) -> None:
+        restarts = self._restarts[place.name]
+        if may_restart(restarts):
+            self._restarts[place.name] += 1
+            await self._build(place)
+            self._places[place.name].accepting = accepting
+        else:
+            text = f"{place.name} stays out: it was started again {restarts} times"
+            self._roster.note("generation", text)

@@ -30,8 +30,10 @@ class Place:
     admitting: bool = True
     """Whether the engine lets waiting requests in."""
     dead: str = ""
+    under_way: int = 0
+    """Requests on their way here: sent, and not answered yet."""
     sent_since: int = 0
-    """Requests sent since `stats`, which therefore do not count them."""
+    """Requests sent that `stats` may not count yet."""
     withdrawals: int = 0
     """Under way now: requests that end here meanwhile were asked to."""
     built_in_round: int = 0

@@ -107,7 +107,7 @@ class Watching:
     def _fares(self, place: Place, told: Stats) -> None:
         """Take an instance's stats: progress, speed, and whether it got anywhere."""
         stats = place.stats = self._mapped(place.node, told)
-        place.sent_since = 0
+        place.sent_since = place.under_way
         self._progress(place, stats)
         now_ns = self._roster.now_ns()
         place.life = look(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from harness.model.requests import Carried
-from harness.run.generation.dispatch import Dispatcher
 from harness.run.generation.places import Place, by_node
 from harness.run.generation.roster import Roster
 from harness.run.generation.watching import Watching
@@ -34,7 +33,6 @@ class Withdrawing:
     """How requests are withdrawn: what is under way arrives first, what was told is delivered."""
 
     roster: Roster
-    dispatcher: Dispatcher
     watching: Watching
 
     async def take(
@@ -50,8 +48,9 @@ class Withdrawing:
         for place in places:
             place.withdrawals += 1
         try:
-            names = [place.name for place in places]
-            await self.roster.changes.until(lambda: not self.dispatcher.sending(names), timeout_ns)
+            await self.roster.changes.until(
+                lambda: not any(place.under_way for place in places), timeout_ns
+            )
             bodies = {
                 node: Withdraw(instances=there, ids=ids, verb=verb, to=to)
                 for node, there in by_node(places).items()
