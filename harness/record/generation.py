@@ -88,7 +88,7 @@ def _switches(metrics: Metrics) -> Iterator[Section]:
     yield Section("Switches of layouts", (*_outcomes(metrics), *SWITCH_UNITS), SWITCHES, rows)
     if made:
         columns = ("ms", *(_way(labels) for labels in made))
-        title = "Stages of switches: mean ms, where the time of each belongs to one stage"
+        title = "Stages of switches: mean ms; with the residual (messages) they sum to the total"
         yield Section(title, (), columns, list(_stages(metrics, made)))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from harness.model.documents import Metric, RunSummary
+from harness.model.documents import CheckResult, Metric, RunSummary
 from harness.model.metrics import metric_name, parse_metric
 from harness.model.scenario_rules import ELECTRICAL
 from harness.model.streams import STAGES
@@ -81,12 +81,16 @@ def sections(summary: RunSummary, folder: Path | None = None) -> Iterator[Sectio
     yield from _reconfigurations(summary)
     yield from generation_sections(summary.metrics)
     if summary.checks:
-        found = [
-            (check.verdict, check.text, with_bound(check.found, check.plus_minus))
-            for check in summary.checks
-        ]
+        found = [(check.verdict, check.text, _found(check)) for check in summary.checks]
         yield Section("Checks", (), ("verdict", "check", "found"), found, (0, 1))
     yield from _end(summary, folder)
+
+
+def _found(check: CheckResult) -> str:
+    """Write what a check found: a count as one, anything else with its bound."""
+    if check.found is not None and check.found.is_integer() and not check.plus_minus:
+        return f"{check.found:,.0f}"
+    return with_bound(check.found, check.plus_minus)
 
 
 def _head(summary: RunSummary) -> Section:

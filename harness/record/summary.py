@@ -181,7 +181,7 @@ def _restored(events: Iterable[Event]) -> dict[str, str]:
 
 
 def _parts(events: Iterable[Event]) -> dict[str, str]:
-    """Describe every agent and switch in one line."""
+    """Describe every agent, switch and engine in one line."""
     parts = {}
     for event in events:
         data = event.data
@@ -193,5 +193,14 @@ def _parts(events: Iterable[Event]) -> dict[str, str]:
             parts[data["switch"]] = (
                 f"{data['vendor']} {data['model']}, serial {data['serial']}, "
                 f"firmware {data['firmware']}, {data['url']}"
+            )
+        elif event.stream == "engine":
+            kv_tokens, weights_gb = (
+                data["blocks"] * data["block_tokens"],
+                data["weights_bytes"] / 1e9,
+            )
+            parts[data["instance"]] = (
+                f"{data['layout']}: {data['engine']}, {data['version']}, on {data['device']}; "
+                f"KV of {kv_tokens:,} tokens, {weights_gb:.3g} GB of weights held"
             )
     return parts

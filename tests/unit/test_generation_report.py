@@ -7,10 +7,11 @@ import io
 import pytest
 
 from harness.cli.progress import Progress
-from harness.model.documents import Event
+from harness.model.documents import SCHEMA, Event, Start
 from harness.model.streams import STREAMS, SWITCH_STAGES
 from harness.record.generation import generation_sections
 from harness.record.samples import metrics_of
+from harness.record.summary import summarise
 from harness.record.verdict import broken_promises
 
 STAGES = {
@@ -213,3 +214,29 @@ def test_the_report_shows_steps_switches_stages_and_migrations() -> None:
 
 def test_a_run_that_did_not_generate_has_no_such_parts() -> None:
     assert list(generation_sections({})) == []
+
+
+def test_engines_are_parts_of_the_bench() -> None:
+    engine: dict[str, object] = {
+        "instance": "g0:0-1",
+        "node": "g0",
+        "gpus": [0, 1],
+        "layout": "TP2",
+        "engine": "paced",
+        "version": "profile of X on Y",
+        "device": "an emulated Y",
+        "blocks": 100,
+        "block_tokens": 16,
+        "weights_bytes": 2_000_000_000,
+    }
+    start = Start(
+        **dict.fromkeys(("run", "wall", "world", "scenario", "bench"), "x"),  # type: ignore[arg-type]  # all text
+        schema=SCHEMA,
+        t_ns=0,
+        seed=0,
+        versions={},
+    )
+    assert summarise([start, event("engine", engine)]).parts == {
+        "g0:0-1": "TP2: paced, profile of X on Y, on an emulated Y; KV of 1,600 tokens, 2 GB of"
+        " weights held"
+    }

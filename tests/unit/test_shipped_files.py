@@ -42,10 +42,11 @@ def test_every_bench_can_be_asked_something(path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["paced", "vllm"])
 def test_either_engine_can_switch_layouts(engine: Engine) -> None:
-    asked = load(SCENARIOS / "parallelism-switch.toml", None, engine).generation
-    assert asked
-    assert asked.spec.engine == engine
-    assert (asked.spec.profile is None) == (engine == "vllm")
+    for bench in (None, SCENARIOS / "benches/lab.toml"):
+        asked = load(SCENARIOS / "parallelism-switch.toml", bench, engine).generation
+        assert asked
+        assert asked.spec.engine == engine
+        assert (asked.spec.profile is None) == (engine == "vllm")
 
 
 @pytest.mark.parametrize("path", WORKLOADS, ids=lambda path: path.stem)
