@@ -86,7 +86,7 @@ class Paced:
         facts = {
             "engine": "paced",
             "version": f"profile of {profile.model} on {profile.gpu.name}",
-            "device": f"paced (emulated {profile.gpu.name}: no token is computed)",
+            "device": f"an emulated {profile.gpu.name} (no token is computed)",
         }
         return facts, ()
 
