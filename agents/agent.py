@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from agents.facts import hello
+from agents.generation.labour import Generation
 from agents.labour import Handler, Labour, Notify
 from agents.probe import Probe
 from agents.ranks import Ranks
@@ -46,7 +47,7 @@ MakeLabours = Callable[[Notify, str], tuple[Labour, ...]]
 
 def labours(notify: Notify, name: str) -> tuple[Labour, ...]:
     """Return the work that this agent carries: the one place where it is plugged in."""
-    return (Ranks(notify), Probe(notify, node=name))
+    return (Ranks(notify), Probe(notify, node=name), Generation(notify))
 
 
 class Agent:

@@ -54,6 +54,7 @@ class Seat(asyncio.Protocol):
         self._pending: dict[int, asyncio.Future[Message]] = {}
         self._seq = 0
         self._transport: asyncio.WriteTransport | None = None
+        self._end: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(child.pidfd, self._on_exit)
 
@@ -120,6 +121,9 @@ class Seat(asyncio.Protocol):
             return
         self._loop.remove_reader(self.child.pidfd)
         self.cause = describe_exit(status)
+        self._loop.call_soon(self._tell_death)  # after what it said last, which may lie ready too
+
+    def _tell_death(self) -> None:
         self._news(self, self.death())
         self._settle()
 
@@ -154,7 +158,12 @@ class Seat(asyncio.Protocol):
         self._settle()
 
     async def end(self) -> None:
-        """See the child gone, which was killed before; raises `Unkillable`."""
+        """See the child gone, which was killed before; raises `Unkillable`. May be repeated."""
+        if self._end is None:
+            self._end = asyncio.ensure_future(self._ended())
+        await asyncio.shield(self._end)
+
+    async def _ended(self) -> None:
         if self._transport is not None:
             self._transport.close()
         await self.child.end()

@@ -82,7 +82,6 @@ class Slept(Message, frozen=True, kw_only=True, tag="slept"):
     """Asleep; `kept_bytes` of this rank's memory stay taken."""
 
     kept_bytes: int
-    spans: tuple[Span, ...]
 
 
 class Wake(Message, frozen=True, kw_only=True, tag="wake"):

@@ -115,11 +115,10 @@ class Verbs:
             self.engine.close()
         return Torn(spans=stages.spans)
 
-    def _sleep(self, _order: Sleep, stages: Stages) -> Message:
-        with stages("teardown"):
-            kept_bytes = self.engine.sleep()
+    def _sleep(self, _order: Sleep, _stages: Stages) -> Message:
+        kept_bytes = self.engine.sleep()
         self.asleep = True
-        return Slept(kept_bytes=kept_bytes, spans=stages.spans)
+        return Slept(kept_bytes=kept_bytes)
 
     def _wake(self, order: Wake, stages: Stages) -> Message:
         self.engine.wake(order.version, stages)
