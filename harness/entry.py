@@ -40,9 +40,10 @@ from harness.errors import (
     StepFailed,
     UsageError,
 )
+from harness.fabric.topology import topology_of
 from harness.model.bench import Bench
 from harness.model.documents import SCHEMA, Document, RunSummary, Start
-from harness.model.scenario import Engine
+from harness.model.scenario import Engine, Scenario
 from harness.model.streams import STREAMS
 from harness.processes import ask_for_real_time, awake
 from harness.record import store
@@ -51,13 +52,18 @@ from harness.record.summary import conclude, read_run, refresh
 from harness.run import custody, recovery
 from harness.run.asked import Asked, load
 from harness.run.generation.asked import notes as generation_notes
-from harness.run.orchestrator import execute
+from harness.run.generation.calibrate import Calibrated, calibrate
+from harness.run.generation.calibration_asked import Wanted, load_calibration
+from harness.run.orchestrator import Work, execute, perform_all
 from harness.run.plan import tell_plan
+from harness.run.session import Session
 from harness.seeds import unpredictable
 
 T = TypeVar("T")
 
 SWITCH_INTERVAL_S = 0.0005
+DAY_S = 86_400.0
+CALIBRATION = "How long does a step of generation take?"
 PACKAGES = ("orchestrl-harness", "torch", "pyzmq", "paramiko", "pyserial", "pyroute2", "asyncssh")
 
 
@@ -85,6 +91,35 @@ def run_scenario(
     asked = load(scenario_path, bench_path, engine)
     if max_wait_s is not None:
         asked = _waiting(asked, max_wait_s)
+    return _recorded(asked, runs_dir, progress)
+
+
+def calibrate_generation(
+    wanted: Wanted, runs_dir: Path, progress: Callable[[Document], None] | None = None
+) -> tuple[RunSummary, Calibrated | None]:
+    """Measure a bench's step times in a run of its own; None where it did not come to its end.
+
+    Raises as `run_scenario` does.
+    """
+    bench, calibration = load_calibration(wanted)
+    scenario = Scenario(question=CALIBRATION, timeout_s=DAY_S, steps=())
+    asked = Asked(None, wanted.bench_path, scenario, bench, topology_of(bench), {})
+    found: list[Calibrated] = []
+
+    async def work(session: Session) -> None:
+        found.append(await calibrate(session, calibration))
+
+    summary = _recorded(asked, runs_dir, progress, work)
+    return summary, found[0] if summary.exit_code == ExitCode.PASSED else None
+
+
+def _recorded(
+    asked: Asked,
+    runs_dir: Path,
+    progress: Callable[[Document], None] | None,
+    work: Work = perform_all,
+) -> RunSummary:
+    """Open the bench, do the work and close everything, all of it told in a run folder."""
     clock = RealClock()
     open_bench = _opener(asked, clock)
     _refuse_unrestored(runs_dir, asked.bench)
@@ -105,24 +140,26 @@ def run_scenario(
         refresh(folder, store.coordinator_now())
         ended: Exception | None = None
         try:
-            _conduct(asked, open_bench, folder, journal)
+            _conduct(asked, open_bench, folder, journal, work)
         except KeyboardInterrupt:  # before our own signal rules, or after them
             ended = Interrupted("interrupted; the switches are as they were found")
         except Exception as error:
             ended = error
         if isinstance(ended, RestoreFailed) and asked.bench.world == "live":
             ended = RestoreFailed(f"{ended}. Put this right with: harness recover {folder.id}")
-        return close_run(journal, folder, ended)
+        return close_run(journal, folder, ended, judged=asked.scenario_path is not None)
 
 
-def close_run(journal: Journal, folder: store.RunFolder, ended: Exception | None) -> RunSummary:
+def close_run(
+    journal: Journal, folder: store.RunFolder, ended: Exception | None, *, judged: bool = True
+) -> RunSummary:
     """Judge a run by what ended it; a bug of ours is raised again, once it is recorded.
 
     Where the run cannot be recorded to its end, that is raised together with what ended it.
     """
     code, reason = _outcome(ended)
     try:
-        summary = conclude(journal, folder, code, reason)
+        summary = conclude(journal, folder, code, reason, judged=judged)
     except InfrastructureError as unwritable:
         if ended is None or str(ended) == str(unwritable):
             raise
@@ -147,7 +184,9 @@ def _outcome(ended: Exception | None) -> tuple[ExitCode, str]:
             return ExitCode.BUG, f"{type(ended).__name__}: {ended}"
 
 
-def _conduct(asked: Asked, open_bench: _Opener, folder: store.RunFolder, journal: Journal) -> None:
+def _conduct(
+    asked: Asked, open_bench: _Opener, folder: store.RunFolder, journal: Journal, work: Work
+) -> None:
     """Run the orchestrator under our own signal rules; raises what it raises."""
 
     class Told:
@@ -179,6 +218,7 @@ def _conduct(asked: Asked, open_bench: _Opener, folder: store.RunFolder, journal
                     told,
                     folder.snapshots,
                     generation=asked.generation,
+                    work=work,
                 )
 
     asyncio.run(main())
@@ -309,7 +349,7 @@ def _start(asked: Asked, run: str, notes: tuple[str, ...], clock: RealClock) -> 
         t_ns=clock.now_ns(),
         wall=clock.wall().isoformat(timespec="seconds"),
         world=asked.bench.world,
-        scenario=str(asked.scenario_path),
+        scenario=str(asked.scenario_path or "none, a calibration"),
         bench=asked.bench.name,
         seed=asked.scenario.seed,
         versions=versions(),

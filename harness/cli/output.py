@@ -6,10 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 import msgspec
+
+from harness.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,3 +59,40 @@ def fill_closed_streams() -> None:
     sys.stdin = sys.stdin or os.fdopen(0)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
+
+
+def refuse_taken(path: Path, *, force: bool) -> None:
+    """Refuse, before any work, a file that could not be written after it. Raises `UsageError`."""
+    if path.exists() and not force:
+        raise UsageError(f"{path}: exists; --force writes over it")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{path}: cannot be written: {_why_not(path)}")
+
+
+def _why_not(path: Path) -> str:
+    if path.is_dir():
+        return "it is a folder"
+    return "its folder is not writable" if path.parent.is_dir() else "there is no such folder"
+
+
+def write_new(path: Path, text: str, *, force: bool) -> None:
+    """Write a file in one move: whole or not at all, and over another only with `force`.
+
+    Raises `UsageError`.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with scratch.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if force:
+            scratch.replace(path)
+        else:
+            os.link(scratch, path)
+    except FileExistsError as error:
+        raise UsageError(f"{path}: exists; --force writes over it") from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+    finally:
+        scratch.unlink(missing_ok=True)

@@ -62,7 +62,8 @@ class Point:
 def fitting(grid: Grid, room: Room, steps: int) -> tuple[Grid, list[str]]:
     """Return the largest part of the grid that fits, and why the rest is left out.
 
-    Decoded sequences grow by `steps` tokens. Raises `UsageError` where nothing fits.
+    Decoded sequences grow by `steps` tokens, and by up to a block before all of them decode.
+    Raises `UsageError` where nothing fits.
     """
     points = list(product(grid.batch, grid.context_tokens))
     refused = {point: _no_room(*point, room, steps) for point in points}
@@ -99,7 +100,7 @@ def _size(grid: Grid, batch_max: int, context_max: int) -> int:
 
 def _no_room(batch: int, context: int, room: Room, steps: int) -> str:
     """Return why so many sequences of such a context cannot decode; "": they can."""
-    length = context + steps
+    length = context + steps + room.block_tokens
     if batch > room.sequences_max:
         return f"batch {batch}: an instance runs {room.sequences_max} sequences at most"
     if length > room.length_max_tokens:
@@ -229,3 +230,27 @@ def with_tables(known: Profile, tables: Sequence[Table], source: Source) -> Prof
 
 def _degrees(table: Table) -> tuple[int, ...]:
     return (table.tp, table.pp, table.ep, table.dp)
+
+
+def comparison(tables: Sequence[Table]) -> list[str]:
+    """Return the tables of one calibration side by side, at the largest context that all have."""
+    context = max(set.intersection(*(set(table.context_tokens) for table in tables)))
+    batches = sorted({batch for table in tables for batch in table.batch})
+    prompts = sorted({tokens for table in tables for tokens in table.prefill_tokens})
+    heads = [*(f"batch {n}" for n in batches), *(f"prompt {n}" for n in prompts), "tokens/s"]
+    told = f"batches that decode at {context} tokens of context, prompts that are prefilled"
+    lines = [f"one step, ms: {told}; tokens/s: at the largest batch", _line("layout", heads)]
+    for table in tables:
+        column = table.context_tokens.index(context)
+        decode = {n: row[column] for n, row in zip(table.batch, table.step_us, strict=True)}
+        prefill = dict(zip(table.prefill_tokens, table.prefill_us, strict=True))
+        times = [*(decode.get(n) for n in batches), *(prefill.get(n) for n in prompts)]
+        cells = ["-" if us is None else f"{us / 1000:.3f}" for us in times]
+        rate = table.batch[-1] / decode[table.batch[-1]] * 1e6
+        name = str(Layout(1, table.tp, table.pp, table.ep, table.dp))
+        lines.append(_line(name, [*cells, f"{rate:.0f}"]))
+    return lines
+
+
+def _line(name: str, cells: Sequence[str]) -> str:
+    return f"{name:<12}" + "".join(f"{cell:>13}" for cell in cells)

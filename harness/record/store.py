@@ -78,9 +78,9 @@ class RunFolder:
 
 
 def create(
-    root: Path, clock: Clock, rng: random.Random, *, scenario: Path, bench: Path
+    root: Path, clock: Clock, rng: random.Random, *, scenario: Path | None, bench: Path
 ) -> RunFolder:
-    """Make a run folder with copies of the two files, and point ``latest`` at it.
+    """Make a run folder with copies of the files, and point ``latest`` at it.
 
     Raises `UsageError` where folders cannot be made under `root` or a file cannot be copied.
     """
@@ -89,7 +89,8 @@ def create(
         folder = _new(root, clock, rng)
         for name in FOLDERS:
             (folder.path / name).mkdir()
-        folder.scenario.write_bytes(scenario.read_bytes())
+        if scenario is not None:
+            folder.scenario.write_bytes(scenario.read_bytes())
         folder.bench.write_bytes(bench.read_bytes())
         _point(root / LATEST, folder.id)
     except OSError as error:

@@ -17,7 +17,7 @@ from harness.model.documents import SCHEMA, Document, Event, RunSummary, Start, 
 from harness.record.journal import Journal, JournalReader, read_journal
 from harness.record.samples import metrics_of
 from harness.record.store import RunFolder
-from harness.record.verdict import broken_promises, ending, evaluate
+from harness.record.verdict import Ending, broken_promises, ending, evaluate
 
 UNFINISHED = "unfinished"
 LOUD = ("warning", "error", "critical")
@@ -112,14 +112,22 @@ def refresh(folder: RunFolder, coordinator: Mapping[str, int]) -> RunSummary:
 
 
 def conclude(
-    journal: Journal, folder: RunFolder, error: ExitCode = ExitCode.PASSED, reason: str = ""
+    journal: Journal,
+    folder: RunFolder,
+    error: ExitCode = ExitCode.PASSED,
+    reason: str = "",
+    *,
+    judged: bool = True,
 ) -> RunSummary:
     """Judge a run, close its journal and write its last summary.
 
-    `error` and `reason` say what ended it, `PASSED` that it went through all its steps.
+    `error` and `reason` say what ended it, `PASSED` that it went through all its steps. A run that
+    is not `judged` was only to measure: having come to its end is all it has to do.
     """
     so_far = read_run(folder)
     end = ending(so_far.checks, broken_promises(so_far.metrics), error, reason)
+    if not judged and error is ExitCode.PASSED:
+        end = Ending("passed", ExitCode.PASSED, "")
     journal.stop(end.status, end.exit_code, end.reason)
     summary = read_run(folder)
     write_summary(folder, summary)

@@ -24,9 +24,12 @@ from harness.run.plan import plan_all
 
 @dataclass(frozen=True)
 class Asked:
-    """A scenario and a bench, loaded, checked against each other, and laid out."""
+    """A scenario and a bench, loaded, checked against each other, and laid out.
 
-    scenario_path: Path
+    `scenario_path` is None where no file asks, but the command line.
+    """
+
+    scenario_path: Path | None
     bench_path: Path
     scenario: Scenario
     bench: Bench

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,51 +17,17 @@ from harness.run.session import Record, Session
 from harness.run.steps import perform
 from harness.tasks import beside, to_the_end
 
+Work = Callable[[Session], Awaitable[None]]
+
 STEER_TIMEOUT_S = 5.0
 RESTORE_SLACK_S = 15.0
 """Beyond the switches' own apply limits: reading back, opening a lost line anew."""
 
 
-async def execute(
-    bench: Bench,
-    scenario: Scenario,
-    plans: Mapping[str, Plan],
-    record: Record,
-    snapshots: Path,
-    *,
-    generation: GenerationAsked | None = None,
-) -> None:
-    """Run every step; the switches are restored whatever happens.
-
-    Raises the first error, or `RestoreFailed`, which outranks it, when a switch could not be put
-    back as it was found.
-    """
-    if not scenario.steps:
+async def perform_all(session: Session) -> None:
+    """Perform the scenario's steps, as often as it says, each begin and end recorded."""
+    if not session.scenario.steps:
         raise NothingRan("the scenario has no steps")
-    async with _listening(bench, record):
-        await _introduce(bench, record)
-        async with _custody(bench, record, snapshots):
-            session = Session(
-                bench=bench,
-                scenario=scenario,
-                record=record,
-                plans=plans,
-                generation_asked=generation,
-            )
-            await bench.steer(bench.topology.routes(frozenset()))
-            limit = asyncio.timeout(scenario.timeout_s)
-            try:
-                async with session.closing, limit:
-                    await _perform_all(session)
-            except TimeoutError as error:
-                if not limit.expired():
-                    raise
-                raise InfrastructureError(
-                    f"the scenario did not end within its timeout_s of {scenario.timeout_s:g} s"
-                ) from error
-
-
-async def _perform_all(session: Session) -> None:
     number = 0
     for repeat in range(session.scenario.repeats):
         for step in session.scenario.steps:
@@ -79,6 +45,44 @@ async def _perform_all(session: Session) -> None:
                 session.record.event("step", row | ended)
             number += 1
     await session.stop_ranks()
+
+
+async def execute(
+    bench: Bench,
+    scenario: Scenario,
+    plans: Mapping[str, Plan],
+    record: Record,
+    snapshots: Path,
+    *,
+    generation: GenerationAsked | None = None,
+    work: Work = perform_all,
+) -> None:
+    """Do the work of a run; the switches are restored whatever happens.
+
+    Raises the first error, or `RestoreFailed`, which outranks it, when a switch could not be put
+    back as it was found.
+    """
+    async with _listening(bench, record):
+        await _introduce(bench, record)
+        async with _custody(bench, record, snapshots):
+            session = Session(
+                bench=bench,
+                scenario=scenario,
+                record=record,
+                plans=plans,
+                generation_asked=generation,
+            )
+            await bench.steer(bench.topology.routes(frozenset()))
+            limit = asyncio.timeout(scenario.timeout_s)
+            try:
+                async with session.closing, limit:
+                    await work(session)
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise
+                raise InfrastructureError(
+                    f"the scenario did not end within its timeout_s of {scenario.timeout_s:g} s"
+                ) from error
 
 
 async def _introduce(bench: Bench, record: Record) -> None:

@@ -59,7 +59,7 @@ from harness.wire.messages import Done, Message
 R = TypeVar("R", bound=Message)
 
 CLOSE_NS = 30 * NS_PER_S
-PREFILLS_SHARE = 4
+PREFILLS_SHARE = 2
 """A prompt is prefilled this many times less often than a batch decodes: it takes longer."""
 CANNOT = ("Infeasible", "UsageError", "Refused")
 """Failures that speak of a layout, not of the bench."""
