@@ -25,12 +25,19 @@ LOOK_PAST_MAX = 64
 class Dispatcher:
     """Sends queued requests to instances.
 
-    `failed` is told of instances that did not take what was sent.
+    One that can run nowhere is refused, but not while the layout changes (`changing`): it may be
+    able to after. `failed` is told of instances that did not take what was sent.
     """
 
-    def __init__(self, roster: Roster, *, failed: Callable[[Place, str], None]) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        *,
+        changing: Callable[[], bool],
+        failed: Callable[[Place, str], None],
+    ) -> None:
         self._ledger, self._places, self._nodes = roster.ledger, roster.places, roster.nodes
-        self._roster, self._failed = roster, failed
+        self._roster, self._changing, self._failed = roster, changing, failed
         self._queue: deque[str] = deque()
         self._wanted = asyncio.Event()
         self._refusals: dict[str, dict[int, str]] = {}
@@ -129,7 +136,7 @@ class Dispatcher:
                 self._note_sent(entry.id, self._places[chosen.name])
                 found.setdefault(chosen.name, []).append(entry.id)
                 self._took(chosen, wanted.known_tokens)
-            elif reason := nowhere(wanted, list(everywhere.values())):
+            elif reason := self._nowhere(wanted, list(everywhere.values())):
                 self._ledger.refuse(entry.id, reason)
                 self._roster.note("generation", f"request {entry.id} can run nowhere: {reason}")
                 self._roster.changes.happened()
@@ -137,6 +144,9 @@ class Dispatcher:
                 passed.append(entry.id)
         self._queue.extendleft(reversed(passed))
         return found
+
+    def _nowhere(self, wanted: Wanted, everywhere: Sequence[Candidate]) -> str:
+        return "" if self._changing() else nowhere(wanted, everywhere)
 
     def _candidate(self, place: Place) -> Candidate:
         name, capacity = place.name, place.capacity

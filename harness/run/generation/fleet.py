@@ -100,7 +100,11 @@ class Fleet:
             tear_down=self._kill,
             build=self._build_again,
         )
-        self._dispatcher = Dispatcher(self._roster, failed=self._keeper.give_up)
+        self._dispatcher = Dispatcher(
+            self._roster,
+            changing=lambda: self.changing.locked() or self._keeper.starting(),
+            failed=self._keeper.give_up,
+        )
         self._watching = Watching(
             self._roster,
             stall_ns=stall_ns,
@@ -254,8 +258,7 @@ class Fleet:
         Returns when all of their output is in the ledger; one that finished meanwhile is finished.
         The dead have none. What was taken before an error is `held` too: see `Ledger.held`.
         """
-        places = [place for name in names if not (place := self.places[name]).dead]
-        ids = tuple(ids)
+        places, ids = [self.places[name] for name in names], tuple(ids)
         if not ids:
             self.refuse(place.name for place in places)
         return await self._withdrawing.take(places, ids, verb, to, timeout_ns=timeout_ns)

@@ -61,6 +61,10 @@ class Keeper:
         self.check_alive()
         self._changes.happened()
 
+    def starting(self) -> bool:
+        """Whether an instance is to come back."""
+        return self._starting > 0
+
     def check_alive(self) -> None:
         """Fail whoever waits, if no instance lives and nobody is about to change that."""
         if self._starting or self._changing.locked():

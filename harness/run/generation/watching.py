@@ -102,7 +102,7 @@ class Watching:
                 self._roster.ledger.requeue(entry.id)
             if entry.state == "queued":
                 on.append(entry.id)
-        self._queue(on)
+        self._queue(on)  # also none: there may be room now for those that are queued
 
     def _fares(self, place: Place, told: Stats) -> None:
         """Take an instance's stats: progress, speed, and whether it got anywhere."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from harness.errors import StepFailed
 from harness.model.requests import Carried
 from harness.run.generation.places import Place, by_node
 from harness.run.generation.roster import Roster
@@ -44,22 +45,27 @@ class Withdrawing:
         *,
         timeout_ns: int,
     ) -> Left:
-        """Withdraw `ids`, or all, from living places; see `Fleet.withdraw`."""
+        """Withdraw `ids`, or all, from places; the dead have none. See `Fleet.withdraw`.
+
+        Raises `StepFailed` where what was sent before is not answered, or output is not told.
+        """
         for place in places:
             place.withdrawals += 1
         try:
-            await self.roster.changes.until(
-                lambda: not any(place.under_way for place in places), timeout_ns
-            )
+            if not await self.roster.changes.until(
+                lambda: not any(p.under_way for p in places if not p.dead), timeout_ns
+            ):
+                raise StepFailed(f"{_names(places)}: requests sent there were not answered in time")
             bodies = {
                 node: Withdraw(instances=there, ids=ids, verb=verb, to=to)
-                for node, there in by_node(places).items()
+                for node, there in by_node(p for p in places if not p.dead).items()
             }
             asked = {place.name: ids or self.roster.ledger.at(place.name) for place in places}
             answers = await self.roster.nodes.each(bodies, Withdrawn, timeout_ns)
             left = Left()
             for node, answer in answers.items():
-                await self.watching.delivered(node, answer.upto, timeout_ns)
+                if not await self.watching.delivered(node, answer.upto, timeout_ns):
+                    raise StepFailed(f"{node}: did not tell the output of what was withdrawn")
                 carried = {found.id: found for found in answer.left}
                 for place in places:
                     if place.node == node:
@@ -92,3 +98,7 @@ class Withdrawing:
             begin_ns=self.roster.session.at(node, span.begin_ns),
             end_ns=self.roster.session.at(node, span.end_ns),
         )
+
+
+def _names(places: Iterable[Place]) -> str:
+    return ", ".join(place.name for place in places)
