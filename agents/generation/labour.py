@@ -27,7 +27,7 @@ from agents.ranks import LOG_DIR
 from harness.clock import NS_PER_S
 from harness.errors import InfrastructureError
 from harness.model.intake import Refused
-from harness.model.shape import ModelShape
+from harness.model.shape import ModelShape, shape_of_config
 from harness.wire.generation import (
     Admission,
     Build,
@@ -131,7 +131,7 @@ class Generation:
         if self._open is not None:
             raise Busy("generation is open on this node: close it first")
         with self._alone(asked):
-            if asked.spec.model:
+            if asked.spec.engine == "vllm":
                 _shape(asked.spec.model)  # a model that is not there is told before all else
             engines = self._open = Engines(
                 asked.spec,
@@ -210,8 +210,7 @@ class Generation:
         if (profile := engines.spec.profile) and engines.spec.engine == "paced":
             return paced_room(profile, engines.spec, engines.gpus, asleep_bytes)
         device = await engines.device(due_ns)
-        assert engines.ready is not None
-        shape = _shape(engines.spec.model or engines.ready.facts["model"])
+        shape = _shape(engines.spec.model)
         if device.total_bytes:
             return gpu_room(shape, engines.spec, engines.gpus, asleep_bytes, device.total_bytes)
         host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -273,7 +272,11 @@ class Generation:
 
 
 def _shape(model: str) -> ModelShape:
-    """Return the shape of a model's directory. Raises `BadFile`."""
-    from harness.model.load import load_shape  # most agents never need it
+    """Return the shape of a model's directory; "" is the tiny model's. Raises `BadFile`."""
+    from harness.model.load import load_shape  # most agents never need these
 
-    return load_shape(model)
+    if model:
+        return load_shape(model)
+    from agents.generation.tiny_model import CONFIG
+
+    return shape_of_config(CONFIG)[0]

@@ -7,8 +7,9 @@ What a GPU has is the profile's (paced), its device's (vLLM), or an equal share 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from harness.model.generation_rules import CPU_TAKES_TP_ONLY
 from harness.model.layout import (
     BLOCK_TOKENS,
     Gpu,
@@ -21,11 +22,6 @@ from harness.model.profile import Profile, gpu_of
 from harness.model.shape import ModelShape
 from harness.wire.generation import EngineSpec, Memory
 
-_NOT_ON_CPU = {
-    "pp": "vLLM on CPU fails with more than one stage of a pipeline",
-    "ep": "vLLM on CPU has no all-to-all of experts",
-    "dp": "vLLM has no DP inside an engine of this kind: run more instances instead",
-}
 _UTILIZATION = 0.92
 """The share of a GPU that vLLM takes, unless its options say otherwise."""
 
@@ -34,7 +30,7 @@ _UTILIZATION = 0.92
 class Room:
     """What the ledger knows of a node: a model, GPUs that are alike, and who sleeps on them.
 
-    `cannot` says, by degree ("pp"), why the engine has no more than one.
+    `tp_only` says why the engine splits by TP alone; "" where it does not.
     """
 
     shape: ModelShape
@@ -43,7 +39,7 @@ class Room:
     asleep_bytes: Mapping[int, int]
     kv_max_tokens: int
     basis: str
-    cannot: Mapping[str, str] = field(default_factory=dict)
+    tp_only: str = ""
 
     def ledger(self, instances: Sequence[Instance]) -> tuple[Memory, ...]:
         """Return the row of each GPU that is used, as it would be."""
@@ -73,11 +69,8 @@ class Room:
         reasons = place_problems(instances, self.gpus)
         for layout in dict.fromkeys(instance.layout for instance in instances):
             reasons += infeasible(layout, self.shape, self.gpu, self.gpus, self.gpus)
-            reasons += [
-                f"{degree.upper()} {getattr(layout, degree)}: {reason}"
-                for degree, reason in self.cannot.items()
-                if getattr(layout, degree) > 1
-            ]
+            if self.tp_only and max(layout.pp, layout.ep, layout.dp) > 1:
+                reasons.append(f"{layout}: {self.tp_only}")
         if reasons:
             return reasons
         for instance in instances:
@@ -147,5 +140,5 @@ def cpu_room(shape: ModelShape, spec: EngineSpec, gpus: int, host_bytes: int) ->
         asleep_bytes={},
         kv_max_tokens=spec.kv_max_tokens,
         basis="modelled",
-        cannot=_NOT_ON_CPU,
+        tp_only=CPU_TAKES_TP_ONLY,
     )
