@@ -82,6 +82,8 @@ class _Step:
         self.begin_ns = self.clock.now_ns()
         self.feed = Feed(self.requests, number, self.begin_ns)
         self.pace = Pace()
+        self.switched = False
+        """Whether all switches have been made."""
         self.switches = Switches(fleet, step)
         estimates = estimates_of(asked.spec.profile, asked.spec.bytes_scale, asked.link_bytes_per_s)
         chance = seeded(self.session.scenario.seed, f"migrations of step {number}")
@@ -135,6 +137,7 @@ class _Step:
         """Switch and migrate, each at its own pace."""
         async with beside(self._migrate()) as migrating:
             await self._switch()
+            self.switched = True
             await migrating
 
     async def _switch(self) -> None:
@@ -150,24 +153,32 @@ class _Step:
                     await self.clock.sleep_ns(window_ns)
             finally:
                 self.session.record.event("parallelism", self._switch_row(index, made))
-            if all(at.dead for at in self.fleet.places.values()):
+            if not any(at.node not in self.fleet.lost for at in self.fleet.places.values()):
                 raise StepFailed(f"no instance is left to generate: {made.error}")
             rested_ns = rest_ns - window_ns
 
     async def _migrate(self) -> None:
         """Move requests; each is watched until it goes on, while others move."""
-        every_ns, watching = round(self.step.migrate_every_ms * NS_PER_MS), []
+        watching = []
         try:
             for _ in range(self.step.migrations):
-                await self.clock.sleep_ns(every_ns)
-                while (begun := await self.migrations.begin()) is None:
-                    await self.clock.sleep_ns(every_ns)
+                if (begun := await self._begin_move()) is None:
+                    self._warn("requests are not moved any more: only one instance is left")
+                    break
                 watching.append(asyncio.create_task(self._watch(*begun)))
             await asyncio.gather(*watching)
         finally:
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
+
+    async def _begin_move(self) -> tuple[Move, Resumption | None] | None:
+        """Begin a move as soon as one can be made; None: there will be nowhere to move to."""
+        while len(self.fleet.places) > 1 or not self.switched:
+            await self.clock.sleep_ns(round(self.step.migrate_every_ms * NS_PER_MS))
+            if begun := await self.migrations.begin():
+                return begun
+        return None
 
     async def _watch(self, move: Move, resumption: Resumption | None) -> None:
         await self.migrations.end(move, resumption)
@@ -244,8 +255,11 @@ class _Step:
         text = f"{len(refused)} of {len(entries)} requests were refused: {refused[0].reason}"
         if len(refused) == len(entries):
             raise StepFailed(text)
-        note = {"level": "warning", "who": "generation", "text": text}
-        self.session.record.event("note", note)
+        self._warn(text)
+
+    def _warn(self, text: str) -> None:
+        row = {"level": "warning", "who": "generation", "text": text}
+        self.session.record.event("note", row)
 
 
 def _preempted(fleet: Fleet) -> dict[tuple[str, int], int]:

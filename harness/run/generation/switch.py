@@ -147,15 +147,13 @@ class _Switch:
     async def _change(self, wave: Wave) -> None:
         """Let one layout give way to the other on the nodes of a wave."""
         self.touched += wave.nodes
-        going = [at for name in wave.gone_names if (at := self.fleet.places.get(name))]
-        alive, dead = ([at.name for at in going if bool(at.dead) is gone] for gone in (False, True))
-        resumption = await self._empty(wave, alive)
-        await self._rebuild(wave, alive, dead)
+        resumption = await self._empty(wave)
+        await self._rebuild(wave)
         await self._resume(wave, resumption)
 
-    async def _empty(self, wave: Wave, going: list[str]) -> Resumption:
+    async def _empty(self, wave: Wave) -> Resumption:
         """Stop admitting; let requests leave, or end first. They wait for whoever takes them."""
-        fleet = self.fleet
+        fleet, going = self.fleet, self._going(wave, dead=False)
         if not going:
             return Resumption(fleet.ledger, fleet.places)
         with self._stamped("stop_admitting"):
@@ -183,13 +181,18 @@ class _Switch:
         fleet.requeue(left.ids)
         return resumption
 
-    async def _rebuild(self, wave: Wave, going: list[str], dead: list[str]) -> None:
+    def _going(self, wave: Wave, *, dead: bool) -> list[str]:
+        """Return what is still to go; one may die, or be given up, at any time."""
+        places = [at for name in wave.gone_names if (at := self.fleet.places.get(name))]
+        return [at.name for at in places if bool(at.dead) is dead]
+
+    async def _rebuild(self, wave: Wave) -> None:
         """Put one layout in the place of the other."""
         fleet, strategy = self.fleet, self.step.strategy
         self.stage = "teardown"
-        if going:
+        if going := self._going(wave, dead=False):
             self._spans_of(await fleet.tear_down(going, strategy, self.timeout_ns))
-        if dead:
+        if dead := self._going(wave, dead=True):
             self._spans_of(await fleet.tear_down(dead, strategy, self.timeout_ns, force=True))
         if wave.fresh:
             self.stage = "build"
