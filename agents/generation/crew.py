@@ -119,7 +119,7 @@ class Crew:
         self.freed_bytes: dict[int, int] = {}
         """By GPU, what its sleep has freed, as the device tells it: needed to wake."""
         self._lockstep, self._changed = lockstep, changed
-        self._due_ns = 0
+        self._dues_ns: list[int] = []
         self._ordered = 0
         self._grants: set[asyncio.Task[bool]] = set()
         self._step_ns = GRANT_NS
@@ -146,7 +146,8 @@ class Crew:
         grant = isinstance(bodies[0], Steps)
         if not grant:
             self._ordered += 1
-            due_ns = self._due_ns = max(self._due_ns, due_ns)
+            due_ns = max([due_ns, *self._dues_ns])
+            self._dues_ns.append(due_ns)
         try:
             answers = await ask_all(dict(zip(self.seats, bodies, strict=True)), due_ns)
         except OrderFailed as error:
@@ -154,6 +155,9 @@ class Crew:
                 self.fail(error.failure.text)
                 raise self._death() from error
             raise
+        finally:
+            if not grant:
+                self._dues_ns.remove(due_ns)
         if not grant:
             self._grant()  # it may have given work
         return answers

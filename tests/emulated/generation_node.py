@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +22,6 @@ from harness.processes import start_ticks
 from harness.wire.generation import (
     Build,
     Built,
-    CloseGeneration,
     EngineSpec,
     GenerationOpen,
     Happened,
@@ -180,12 +179,15 @@ async def node(tmp_path: Path, program: Sequence[str] = SCRIPTED) -> AsyncIterat
             assert start_ticks(pid) is None
 
 
+async def until(predicate: Callable[[], bool]) -> None:
+    """Wait for what nobody tells."""
+    while not predicate():  # noqa: ASYNC110 - it is looked up in the labour, from outside
+        await asyncio.sleep(0.005)
+
+
 def run(test: Coroutine[None, None, None]) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(110):
             await test
 
     asyncio.run(bounded())
-
-
-CLOSE = CloseGeneration()
