@@ -237,6 +237,6 @@ def test_engines_are_parts_of_the_bench() -> None:
         versions={},
     )
     assert summarise([start, event("engine", engine)]).parts == {
-        "g0:0-1": "TP2: paced, profile of X on Y, on an emulated Y; KV of 1,600 tokens, 2 GB of"
+        "g0:0-1": "TP2: paced, profile of X on Y, on an emulated Y; KV of 1,600 tokens, 2,000.0 MB of"
         " weights held"
     }
