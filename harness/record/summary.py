@@ -203,12 +203,9 @@ def _parts(events: Iterable[Event]) -> dict[str, str]:
                 f"firmware {data['firmware']}, {data['url']}"
             )
         elif event.stream == "engine":
-            kv_tokens, weights_gb = (
-                data["blocks"] * data["block_tokens"],
-                data["weights_bytes"] / 1e9,
-            )
+            kv_tokens = data["blocks"] * data["block_tokens"]
             parts[data["instance"]] = (
                 f"{data['layout']}: {data['engine']}, {data['version']}, on {data['device']}; "
-                f"KV of {kv_tokens:,} tokens, {weights_gb:.3g} GB of weights held"
+                f"KV of {kv_tokens:,} tokens, {data['weights_bytes'] / 1e6:,.1f} MB of weights held"
             )
     return parts
