@@ -33,6 +33,7 @@ from harness.wire.generation import (
     Build,
     Built,
     CloseGeneration,
+    EngineSpec,
     GenerationOpen,
     Happened,
     MeasureSteps,
@@ -131,8 +132,7 @@ class Generation:
         if self._open is not None:
             raise Busy("generation is open on this node: close it first")
         with self._alone(asked):
-            if asked.spec.engine == "vllm":
-                _shape(asked.spec.model)  # a model that is not there is told before all else
+            shape = _shape(asked.spec)  # a model that is not there is told before all else
             engines = self._open = Engines(
                 asked.spec,
                 asked.gpus,
@@ -149,7 +149,10 @@ class Generation:
                 raise
             assert engines.ready is not None
             return GenerationOpen(
-                pids=pids, facts=engines.ready.facts, warnings=engines.ready.warnings
+                pids=pids,
+                facts=engines.ready.facts,
+                warnings=engines.ready.warnings,
+                shape=shape,
             )
 
     async def _on_prepare(self, asked: Prepare, due_ns: int) -> Message:
@@ -210,7 +213,7 @@ class Generation:
         if (profile := engines.spec.profile) and engines.spec.engine == "paced":
             return paced_room(profile, engines.spec, engines.gpus, asleep_bytes)
         device = await engines.device(due_ns)
-        shape = _shape(engines.spec.model)
+        shape = _shape(engines.spec)
         if device.total_bytes:
             return gpu_room(shape, engines.spec, engines.gpus, asleep_bytes, device.total_bytes)
         host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -271,12 +274,14 @@ class Generation:
         return self._engines.up[name]
 
 
-def _shape(model: str) -> ModelShape:
-    """Return the shape of a model's directory; "" is the tiny model's. Raises `BadFile`."""
+def _shape(spec: EngineSpec) -> ModelShape:
+    """Return the shape of the model that is run. Raises `BadFile`, naming its directory."""
     from harness.model.load import load_shape  # most agents never need these
 
-    if model:
-        return load_shape(model)
+    if spec.profile and spec.engine == "paced":
+        return spec.profile.shape
+    if spec.model:
+        return load_shape(spec.model)
     from agents.generation.tiny_model import CONFIG
 
     return shape_of_config(CONFIG)[0]

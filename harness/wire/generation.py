@@ -18,6 +18,7 @@ import msgspec
 from harness.model.placement import Instance
 from harness.model.profile import Profile
 from harness.model.requests import Carried
+from harness.model.shape import ModelShape
 from harness.wire.messages import Message
 
 Strategy = Literal["restart", "rebuild", "pool"]
@@ -78,6 +79,8 @@ class GenerationOpen(Message, frozen=True, kw_only=True, tag="generation_open"):
     pids: dict[int, int]
     facts: dict[str, str]
     warnings: tuple[str, ...] = ()
+    shape: ModelShape | None = None
+    """Of the model that will run."""
 
 
 class Prepare(Message, frozen=True, kw_only=True, tag="prepare_layout"):

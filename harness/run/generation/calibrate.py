@@ -8,7 +8,7 @@ that was known before, if any, with tables of what was measured.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -63,14 +63,14 @@ PREFILLS_SHARE = 2
 """A prompt is prefilled this many times less often than a batch decodes: it takes longer."""
 CANNOT = ("Infeasible", "UsageError", "Refused")
 """Failures that speak of a layout, not of the bench."""
+TOLD_MAX = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationAsked:
     """What is to be measured: on `node`, `layouts` of one instance (none named: TP 1, 2, 4 ..).
 
-    `known` is the profile to start from, `shape` the model's where it can be read here; with
-    neither the engine must tell its shape. `origin` begins the description of the source.
+    `known` is the profile to start from, `origin` begins the description of the new source.
     """
 
     spec: EngineSpec
@@ -84,7 +84,6 @@ class CalibrationAsked:
     """Of each command: starting processes, building an engine, measuring a point."""
     origin: str
     known: Profile | None = None
-    shape: ModelShape | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +153,7 @@ class _Calibration:
                 await self._layout(layout)
             except UsageError as error:
                 found.left_out[name] = (str(error), *found.left_out.get(name, ()))
-            for text in (*found.left_out.get(name, ()), *found.doubts.get(name, ())):
+            for text in (*found.left_out.get(name, ()), *_shortly(found.doubts.get(name, ()))):
                 self._note(f"{name}: {text}", "warning")
         if not found.tables:
             reasons = "; ".join(f"{name}: {texts[0]}" for name, texts in found.left_out.items())
@@ -339,19 +338,21 @@ def _powers_of_two(gpus: int) -> tuple[Layout, ...]:
     return tuple(Layout(tp=1 << power) for power in range(gpus.bit_length()))
 
 
+def _shortly(texts: Sequence[str]) -> Sequence[str]:
+    """Return so many as a reader would read; the profile has all of them."""
+    more = len(texts) - TOLD_MAX
+    return [*texts[:TOLD_MAX], f"{more} more such points, see the profile"] if more > 1 else texts
+
+
 def _shape(asked: CalibrationAsked, opened: GenerationOpen) -> ModelShape:
-    """Return the model's shape; what the engine tells must be that of the profile."""
-    told = opened.facts.get("shape")
-    real = msgspec.json.decode(told, type=ModelShape) if told else asked.shape
+    """Return the model's shape, which must be that of the profile to start from."""
+    if opened.shape is None:
+        raise HarnessError(f"{asked.node} did not tell the shape of the model that it runs")
+    real = opened.shape
     known = asked.known.shape if asked.known else real
-    if known is None:
+    if _split(real) != _split(known):
         raise UsageError(
-            f"{asked.node} does not tell the model's shape: give its folder here with --model, "
-            "or a profile of it with --profile"
-        )
-    if real is not None and _split(real) != _split(known):
-        raise UsageError(
-            f"--profile is of another model than {asked.spec.model or 'the one that is run'}: "
+            f"--profile is of another model than {asked.spec.model or 'the tiny one that is run'}: "
             f"{_split(known)} is not {_split(real)} (layers, hidden, heads, KV heads, vocabulary)"
         )
     return known

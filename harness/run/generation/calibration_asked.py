@@ -50,9 +50,10 @@ def load_calibration(wanted: Wanted) -> tuple[Bench, CalibrationAsked]:
     bench = load_bench(wanted.bench_path)
     node = _node(bench, wanted)
     known = load_profile(wanted.profile_path) if wanted.profile_path else None
-    model, here = wanted.model, bench.launcher != "manual"
-    if model and here:
+    model = wanted.model
+    if model and bench.launcher != "manual":  # the nodes are here
         model = str(Path(model).expanduser().resolve())
+        load_shape(model)  # what is wrong with it is told before anything is opened
     paced = wanted.engine == "paced"
     return bench, CalibrationAsked(
         spec=EngineSpec(
@@ -71,7 +72,6 @@ def load_calibration(wanted: Wanted) -> tuple[Bench, CalibrationAsked]:
         timeout_ns=round(wanted.timeout_s * NS_PER_S),
         origin=f"{wanted.command} ({version('orchestrl-harness')}), bench {bench.name}",
         known=known,
-        shape=load_shape(model) if model and (here or Path(model).exists()) else None,
     )
 
 
