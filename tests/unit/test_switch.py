@@ -116,10 +116,17 @@ def test_a_switch_under_load_keeps_every_token_and_accounts_for_its_time(
     assert made.accounts.residual_ms < 0.1 * made.accounts.total_ms
 
 
-def test_blackout_is_at_least_the_rebuild_and_at_most_the_switch() -> None:
-    made, _ = run_virtually(under_load(switching()))
-    assert made.blackout_ms is not None
-    assert 250 <= made.blackout_ms <= made.accounts.total_ms + 40
+@pytest.mark.parametrize("leave", ["abort", "drain"])
+def test_blackout_is_from_the_last_token_to_the_first_whoever_gives_it(leave: str) -> None:
+    async def act(bench: FakeBench, fleet: Fleet) -> Made:
+        made = await switching(requests=leave)(bench, fleet)
+        await fleet.until(lambda: all(at.stats for at in fleet.places.values()), S)
+        return made
+
+    made, _ = run_virtually(under_load(act, count=80))
+    blackout_ms = made.blackout_ms()
+    assert blackout_ms is not None
+    assert 250 <= blackout_ms <= made.accounts.total_ms + 40
 
 
 def test_rolling_never_stops_generating() -> None:

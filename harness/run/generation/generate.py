@@ -207,7 +207,7 @@ class _Step:
             "stages": made.accounts.stages,
             "residual_ms": made.accounts.residual_ms,
             "total_ms": made.accounts.total_ms,
-            "blackout_ms": made.blackout_ms,
+            "blackout_ms": made.blackout_ms(),
             "carried": made.carried,
             "recomputed_tokens": made.recomputed_tokens,
             "before_tokens_per_s": pace.per_s(begin_ns - WINDOW_NS, begin_ns),

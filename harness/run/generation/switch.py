@@ -24,7 +24,7 @@ from harness.run.generation.places import Place
 from harness.run.generation.resumption import Resumption
 from harness.run.generation.stages import Silence, Table, blackout_ms, table
 from harness.scheduling.waves import Wave, names, waves
-from harness.wire.generation import Built, Span, Strategy, Torn
+from harness.wire.generation import Built, Span, Strategy
 
 Outcome = Literal["switched", "refused", "rolled_back", "lost"]
 FAILURES = (StepFailed, InfrastructureError)
@@ -44,7 +44,8 @@ class Made:
     end_ns: int
     """Steady; or when it was refused, or undone."""
     accounts: Table
-    blackout_ms: float | None
+    blackout_ms: Callable[[], float | None]
+    """Asked late, for what came may be heard only after the switch."""
     carried: int
     recomputed_tokens: int
 
@@ -121,7 +122,7 @@ class _Switch:
             begin_ns=self.begin_ns,
             end_ns=end_ns,
             accounts=table(self.spans, self.begin_ns, end_ns),
-            blackout_ms=blackout_ms(self._silence(*left) for left in self.left),
+            blackout_ms=lambda: blackout_ms(self._silence(*left) for left in self.left),
             carried=len(self.carried),
             recomputed_tokens=self.recomputed_tokens,
         )
@@ -163,9 +164,8 @@ class _Switch:
             with self._stamped("drain"):
                 if not await fleet.drained(going, self.timeout_ns):
                     raise StepFailed(f"requests still run after {self.step.stage_timeout_s:g} s")
-        self.stage = "withdraw"
-        left = await fleet.withdraw(going, timeout_ns=self.timeout_ns)
-        self.spans += [span for spans in left.spans.values() for span in spans]
+        with self._stamped("withdraw"):  # it lasts until all that they produced is delivered
+            left = await fleet.withdraw(going, timeout_ns=self.timeout_ns)
         self.carried.update(left.ids)
         self.recomputed_tokens += sum(carried.kv_tokens for carried in left.carried.values())
         told = [stats.last_token_ns for name in going if (stats := fleet.places[name].stats)]
@@ -189,14 +189,15 @@ class _Switch:
     async def _rebuild(self, wave: Wave) -> None:
         """Put one layout in the place of the other."""
         fleet, strategy = self.fleet, self.step.strategy
-        self.stage = "teardown"
-        if going := self._going(wave, dead=False):
-            self._spans_of(await fleet.tear_down(going, strategy, self.timeout_ns))
-        if dead := self._going(wave, dead=True):
-            self._spans_of(await fleet.tear_down(dead, strategy, self.timeout_ns, force=True))
+        with self._stamped("teardown"):
+            if going := self._going(wave, dead=False):
+                await fleet.tear_down(going, strategy, self.timeout_ns)
+            if dead := self._going(wave, dead=True):
+                await fleet.tear_down(dead, strategy, self.timeout_ns, force=True)
         if wave.fresh:
             self.stage = "build"
-            self._spans_of(await fleet.build(wave.fresh, strategy, self.timeout_ns))
+            built = await fleet.build(wave.fresh, strategy, self.timeout_ns)
+            self._spans_of(built)
 
     async def _resume(self, wave: Wave, resumption: Resumption) -> None:
         """Let requests go on, until all that ran before do so again."""
@@ -310,7 +311,7 @@ class _Switch:
         ]
         return Silence(last_ns, min(firsts, default=0))
 
-    def _spans_of(self, answers: Mapping[str, Torn | Built]) -> None:
+    def _spans_of(self, answers: Mapping[str, Built]) -> None:
         """Map the nodes' spans onto our clock."""
         at = self.fleet.session.at
         self.spans += [
