@@ -137,12 +137,13 @@ class Engines:
         if strategy == "pool":
             crews = [await self._pooled(instance, due_ns) for instance in instances]
             work = [crew.wake(version, due_ns) for crew in crews]
+            for instance in instances:
+                del self.asleep[instance]
         else:
             spans = await self._man([gpu for item in instances for gpu in item.gpus], due_ns)
             crews = self._crews(instances)
             work = [crew.build(self._address, version, due_ns) for crew in crews]
         for crew in crews:
-            self.asleep.pop(crew.instance, None)
             self.up[crew.instance.name] = crew
         try:
             return joined((*spans, *await _all(work)))
@@ -260,11 +261,13 @@ class Engines:
         await crew.sleep(due_ns)
         after = await self._free(crew, due_ns)
         crew.freed_bytes = {gpu: after[gpu] - before[gpu] for gpu in after}
+        if older := self.asleep.pop(crew.instance, None):
+            await self._bury(older)
         self.asleep[crew.instance] = crew
 
     def unpooled(self, instances: Sequence[Instance]) -> list[str]:
         """Return why these cannot be woken, one by one; none: they sleep here, or are up."""
-        there = [f"{item.name} as {item.layout}" for item in self.asleep] or ["none"]
+        there = sorted(f"{item.name} as {item.layout}" for item in self.asleep) or ["none"]
         reasons = []
         for instance in instances:
             crew = self.asleep.get(instance) or self.up.get(instance.name)

@@ -55,10 +55,14 @@ class Ports:
             self._next += 1
             if (lock := _locked(first)) is None:
                 continue
-            ports = range(first, first + PORTS)
-            if all(_bindable(self._address, port) for port in ports):
-                return Range(ports, lock)
-            lock.close()
+            held = Range(range(first, first + PORTS), lock)
+            try:
+                if all(_bindable(self._address, port) for port in held.ports):
+                    return held
+            except NoPorts:
+                held.close()
+                raise
+            held.close()
         last = self._first + RANGES * PORTS - 1
         raise NoPorts(
             f"no {PORTS} ports in a row are free on {self._address} in {self._first} to {last}"

@@ -162,6 +162,10 @@ def test_engines_of_a_pool_change_places_asleep(tmp_path: Path) -> None:
                 await n.tear_down(instances, "pool")
             assert n.outputs[-1].version == 2
             assert n.living() == everyone
+            await n.build(ones, "rebuild")
+            await n.tear_down(ones, "rebuild")
+            await n.build(ones, "pool")
+            assert n.living() == everyone, "the resident ones built besides, the others slept on"
 
     run(test())
 
