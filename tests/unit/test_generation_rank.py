@@ -158,14 +158,13 @@ def test_who_watches_is_woken_by_events_by_news_and_by_the_next() -> None:
         events = Events()
         for stir in (events.stir, lambda: events.add([output("a", 0)])):
             watch = asyncio.create_task(events.after(0, DAY_NS))
-            await asyncio.sleep(0)
-            assert not watch.done()
+            assert await asyncio.wait({watch}, timeout=0) == (set(), {watch})
             stir()
             assert (await watch)[0] == events.last
         events.stir()
         assert await events.after(1, DAY_NS) == (1, ()), "news that came between two watches"
         older = asyncio.create_task(events.after(1, DAY_NS))
-        await asyncio.sleep(0)
+        await asyncio.wait({older}, timeout=0)
         newer = asyncio.create_task(events.after(1, DAY_NS))
         assert await older == (1, ())
         assert not newer.done()
