@@ -22,6 +22,7 @@ from harness.clock import NS_PER_S
 from harness.wire.messages import Failure, Message
 
 _LAST_LINES = 6
+_LINE_CHARACTERS = 160
 _SETTLE_NS = NS_PER_S // 2
 """After a first failure the other ranks get this long to tell theirs: the cause comes late."""
 
@@ -140,7 +141,8 @@ class Seat(asyncio.Protocol):
         try:
             with self._log.open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
-                return log.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
+                lines = log.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
+                return [line[:_LINE_CHARACTERS] for line in lines]
         except FileNotFoundError:  # the run folder was taken away under us
             return []
 

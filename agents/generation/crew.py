@@ -94,6 +94,17 @@ async def _whereabouts(late: Sequence[Seat]) -> str:
     return "; ".join(words)
 
 
+def next_grant(taken: Stepped) -> int:
+    """Return how many steps the next grant has, after `taken`: twice as many at most.
+
+    From idle it begins with one: what a step takes with requests in it is not known then.
+    """
+    if not taken.more or not taken.steps:
+        return 1
+    fitting = GRANT_NS * taken.steps // max(1, taken.elapsed_ns)
+    return max(1, min(fitting, 2 * taken.steps, GRANT_STEPS_MAX))
+
+
 class Crew:
     """The ranks of one instance, in rank order. `changed` is called when it dies."""
 
@@ -122,7 +133,7 @@ class Crew:
         self._dues_ns: list[int] = []
         self._ordered = 0
         self._grants: set[asyncio.Task[bool]] = set()
-        self._step_ns = GRANT_NS
+        self._steps = 1
         self._awake = False
 
     @property
@@ -246,7 +257,7 @@ class Crew:
     async def _step(self) -> bool:
         """Have one grant taken; return whether there is more to do, or was ordered meanwhile."""
         ordered = self._ordered
-        steps = max(1, min(GRANT_STEPS_MAX, GRANT_NS // self._step_ns))
+        steps = self._steps
         due_ns = time.monotonic_ns() + _GRANT_LIMIT_NS
         try:
             taken: list[Stepped] = await self.orders([Steps(steps=steps)] * len(self.seats), due_ns)
@@ -257,6 +268,5 @@ class Crew:
             counts = ", ".join(f"{rank.steps}" for rank in taken)
             self.fail(f"its ranks are out of step: they took {counts} steps of the same {steps}")
             return False
-        if taken[0].steps:
-            self._step_ns = max(1, taken[0].elapsed_ns // taken[0].steps)
+        self._steps = next_grant(taken[0])
         return taken[0].more or ordered != self._ordered

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from agents.generation.answers import joined, merged
+from agents.generation.crew import GRANT_NS, next_grant
 from agents.generation.events import Events, Forgotten
 from agents.generation.memory import cpu_room, gpu_room, paced_room, place_problems
 from agents.generation.orders import Stepped
@@ -132,6 +133,19 @@ def test_the_leader_answers_with_the_bytes_of_all() -> None:
     assert merged(refused) == refused[0]
     stepped = [Stepped(steps=2, elapsed_ns=number, more=True) for number in (5, 6)]
     assert merged(stepped) == stepped[0]
+
+
+# -- grants of steps ------------------------------------------------------------------------------
+
+
+def test_a_grant_lasts_about_as_long_as_an_order_may_wait() -> None:
+    def after(steps: int, step_ns: int, *, more: bool = True) -> int:
+        return next_grant(Stepped(steps=steps, elapsed_ns=steps * step_ns, more=more))
+
+    assert [after(steps, GRANT_NS // 1000) for steps in (1, 2, 32, 64)] == [2, 4, 64, 64]
+    assert after(8, GRANT_NS // 4) == 4
+    assert after(8, GRANT_NS * 5) == 1
+    assert after(64, 1, more=False) == 1, "idle steps say nothing of those to come"
 
 
 # -- events -------------------------------------------------------------------------------------
