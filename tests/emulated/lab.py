@@ -123,12 +123,12 @@ class Lab:
         self.processes.append(process)
         return process
 
-    def finish(self, process: subprocess.Popen[str]) -> tuple[int, str]:
-        out, _ = process.communicate(timeout=LIMIT_S)
+    def finish(self, process: subprocess.Popen[str], limit_s: float = LIMIT_S) -> tuple[int, str]:
+        out, _ = process.communicate(timeout=limit_s)
         return process.returncode, out
 
-    def run(self) -> tuple[int, str]:
-        return self.finish(self.start())
+    def run(self, limit_s: float = LIMIT_S) -> tuple[int, str]:
+        return self.finish(self.start(), limit_s)
 
     def harness(self, *arguments: str) -> tuple[int, str]:
         done = subprocess.run(
