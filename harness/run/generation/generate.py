@@ -34,6 +34,8 @@ from harness.wire.generation import Strategy
 WINDOW_NS = 2 * NS_PER_S
 """Before and after a switch: over how much of it the speed is told."""
 LOOK_NS = 50 * NS_PER_MS
+OPEN_NS = 300 * NS_PER_S
+"""To start all ranks: each imports vLLM, which takes a minute or more where cores are few."""
 
 
 async def generate(session: Session, step: Generate, number: int) -> None:
@@ -56,7 +58,7 @@ async def _open(session: Session, asked: GenerationAsked, step: Generate) -> Fle
         asked.gpus_of,
         [place(layout, asked.gpus_of) for layout in asked.pool],
         stall_ns=round(step.stall_s * NS_PER_S),
-        timeout_ns=timeout_ns,
+        timeout_ns=max(timeout_ns, OPEN_NS),
         block_tokens=asked.replay.block_tokens,
     )
     fleet = await session.closing.enter_async_context(opened)
