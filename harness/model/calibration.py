@@ -62,7 +62,7 @@ class Point:
 def fitting(grid: Grid, room: Room, steps: int) -> tuple[Grid, list[str]]:
     """Return the largest part of the grid that fits, and why the rest is left out.
 
-    Decoded sequences grow by `steps` tokens, and by up to a block before all of them decode.
+    Decoded sequences grow by up to `steps` tokens, and a block before all of them decode.
     Raises `UsageError` where nothing fits.
     """
     points = list(product(grid.batch, grid.context_tokens))

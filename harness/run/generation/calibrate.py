@@ -61,6 +61,9 @@ R = TypeVar("R", bound=Message)
 CLOSE_NS = 30 * NS_PER_S
 PREFILLS_SHARE = 2
 """A prompt is prefilled this many times less often than a batch decodes: it takes longer."""
+BURST_STEPS = 32
+CONTEXT_MIN_TOKENS = 2
+"""Of a sequence that decodes: a prompt of one token, and one that it produced."""
 CANNOT = ("Infeasible", "UsageError", "Refused")
 """Failures that speak of a layout, not of the bench."""
 TOLD_MAX = 4
@@ -244,9 +247,15 @@ class _Calibration:
     async def _point(
         self, instance: Instance, batch: int, context: int, prefill: int, steps: int
     ) -> Point:
-        """Measure one point and record it. Contexts grow while they decode: half of it before."""
-        begin = max(1, context - steps // 2) if batch else 0
-        times_ns = await self._times(instance, batch, begin, prefill, steps)
+        """Measure one point and record it.
+
+        Contexts grow while they decode, so they begin half of a burst's steps before the context.
+        """
+        times_ns: list[int] = []
+        while len(times_ns) < steps:
+            burst = min(BURST_STEPS, steps - len(times_ns))
+            begin = max(CONTEXT_MIN_TOKENS, context - burst // 2) if batch else 0
+            times_ns += await self._times(instance, batch, begin, prefill, burst)
         point = point_of(times_ns)
         self._session.record.event(
             "calibration",
@@ -257,7 +266,7 @@ class _Calibration:
                 "prefill_tokens": prefill,
                 "step_us": point.us,
                 "spread_pct": point.spread_pct,
-                "times_ns": list(times_ns),
+                "times_ns": times_ns,
             },
         )
         return point
