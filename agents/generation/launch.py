@@ -99,6 +99,8 @@ def launch(
         stages.begin("groups")
         with _undone_on_failure(), _refusals():
             config = _engine_args(spec, seat, model).create_engine_config()
+            if on_cpu():
+                _compile(allowed=not config.model_config.enforce_eager)
             _meet(seat)
             engine = LLMEngine(
                 vllm_config=config,
@@ -194,6 +196,16 @@ def _options(spec: EngineSpec) -> dict[str, Any]:
     return options
 
 
+def _compile(*, allowed: bool) -> None:
+    """Keep torch from compiling the odd function where vLLM runs eagerly.
+
+    On CPU the first step of TP 2 would spend 5 s on a C++ compiler, for one mask.
+    """
+    import torch
+
+    torch.compiler.set_stance("default" if allowed else "force_eager")
+
+
 def _meet(seat: Seat) -> None:
     """Join the instance's ranks in torch.distributed; vLLM makes its groups out of this one."""
     import torch
@@ -242,9 +254,9 @@ def _executor(seat: Seat, stages: _Stages) -> Any:
                 wrapper.worker.load_model()
 
             wrapper.load_model = load_model
-            # A name only, for the group stands. Each rank has its own: where all have the same,
-            # vLLM's CPU build exchanges by spinning in shared memory, and on cores that others
-            # use too a step takes ten times as long; and with a dead rank it spins for ever.
+            # A name only, for the group stands. Each rank has its own: where all have the same one,
+            # vLLM's CPU build exchanges through shared memory, and waits there by spinning; for a
+            # rank that died, for ever.
             return f"{seat.meeting}/{seat.rank}", seat.rank, int(os.environ["LOCAL_RANK"])
 
         def get_kv_cache_specs(self) -> Any:
