@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from generation_bench import FakeBench, requests, session_of
 from virtual_time import run_virtually
 
+from harness.clock import NS_PER_MS
 from harness.errors import StepFailed, UsageError
 from harness.model.layout import parse_layout
 from harness.model.replay import digest_of, replay_of
@@ -16,7 +18,18 @@ from harness.model.streams import STREAMS
 from harness.run.generation.asked import GenerationAsked
 from harness.run.generation.generate import generate
 from harness.run.session import Session
-from harness.wire.generation import Build, CloseGeneration, EngineSpec, OpenGeneration, Withdraw
+from harness.tasks import beside
+from harness.wire.generation import (
+    Admission,
+    Build,
+    CloseGeneration,
+    EngineSpec,
+    OpenGeneration,
+    Prepare,
+    Submit,
+    TearDown,
+    Withdraw,
+)
 from harness.wire.messages import Failure
 
 
@@ -188,3 +201,79 @@ def test_a_move_whose_source_does_not_answer_leaves_the_request_where_it_can_go_
     outcomes = [r["outcome"] for r in rows(session, "migration")]
     assert outcomes.count("failed") == 1
     assert rows(session, "generated")[0]["finished"] >= 24
+
+
+class Forgetful(dict[str, dict[str, int]]):
+    """Transfers that never arrive, though they were sent."""
+
+    def setdefault(self, *_: Any) -> dict[str, int]:
+        return {}
+
+
+def test_kv_that_does_not_arrive_is_computed_anew_and_told() -> None:
+    bench = FakeBench()
+    bench.transfers = Forgetful()
+    made = rows(ran(step(migrations=10, migrate_by="kv"), bench=bench), "migration")
+    moved = [row for row in made if row["outcome"] == "moved"]
+    assert moved
+    for row in moved:
+        assert row["by"] == "recompute"
+        assert row["sent_bytes"] > 0
+        assert "did not arrive" in row["error"]
+
+
+def test_a_target_that_dies_or_refuses_leaves_the_request_to_others() -> None:
+    bench = FakeBench()
+    bench.refusing["n1:1"] = "KV is full"
+    session = ran(step(migrations=30), bench=bench, replayed=requests(24, response=400))
+    elsewhere = [r for r in rows(session, "migration") if r["outcome"] == "elsewhere"]
+    assert elsewhere
+    assert all(r["target"] == "n1:1" and r["error"] == "KV is full" for r in elsewhere)
+    assert rows(session, "generated")[0]["lost"] == 0
+
+
+async def mishaps(bench: FakeBench, chance: random.Random, count: int) -> None:
+    """Let things go wrong anywhere, at any time."""
+    kinds = [Prepare, Admission, Withdraw, TearDown, Build, Submit]
+    for _ in range(count):
+        await bench.clock.sleep_ns(chance.randrange(1, 800) * NS_PER_MS)
+        name = chance.choice(list(bench.nodes))
+        living = [e for e in bench.nodes[name].engines if e not in bench.nodes[name].dead]
+        what = chance.choice(["fail", "hang", "lose", "die", "stall"])
+        if what == "fail":
+            bench.fail(name, chance.choice(kinds), Failure(error="Broken", text="it broke"))
+        elif what == "hang":
+            bench.hang(name, chance.choice(kinds))
+        elif what == "lose":
+            bench.lose_answer(name, chance.choice(kinds))
+        elif living:
+            (bench.die if what == "die" else bench.stall)(chance.choice(living))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_goes_wrong_no_token_is_lost_or_doubled(seed: int) -> None:
+    chance = random.Random(seed)
+    bench = FakeBench(vocab=50)
+    session = session_of(bench)
+    session.generation_asked = asked(requests(16, response=100), engine="vllm")
+    busy = step(
+        layouts=("2xTP2", "4xTP1"),
+        count=6,
+        order=chance.choice(["at_once", "rolling"]),
+        requests=chance.choice(["abort", "drain"]),
+        rest_s=0.2,
+        migrations=40,
+        migrate_every_ms=20.0,
+        stall_s=2.0,
+        stage_timeout_s=3.0,
+    )
+
+    async def main() -> None:
+        async with session.closing, beside(mishaps(bench, chance, 6)):
+            await generate(session, busy, 0)
+
+    run_virtually(main())
+    (row,) = rows(session, "generated")
+    assert row["finished"] == row["requests"] >= 16
+    assert (row["lost"], row["doubled"]) == (0, 0)
+    assert len(rows(session, "parallelism")) == 6
