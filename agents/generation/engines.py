@@ -313,8 +313,12 @@ class Engines:
         return {seat.number: memory.free_bytes for seat, memory in pairs}
 
     async def device(self, due_ns: int) -> MemoryFound:
-        """Return the memory of the node's first device, as one of its ranks finds it."""
-        seat = next(seat for seat in self._seats if not seat.cause)
+        """Return the memory of one of the node's devices, as a rank finds it."""
+        living = [seat for seat in self._seats if not seat.cause]
+        if not living:
+            await self._man([0], due_ns)
+            living = [self._idle[0]]
+        seat = living[0]
         found: list[MemoryFound] = await ask_all({seat: FindMemory()}, due_ns)
         return found[0]
 

@@ -100,9 +100,7 @@ class Generation:
 
     async def close(self) -> None:
         """Kill all ranks and verify that they are gone; raises `Unkillable`."""
-        engines, self._open = self._open, None
-        if engines:
-            await engines.end()
+        await self._end()
 
     def kill_now(self) -> None:
         """Kill all ranks without waiting."""
@@ -144,8 +142,7 @@ class Generation:
             try:
                 pids = await engines.open(asked.prebuild, due_ns)
             except BaseException:
-                self._open = None
-                await engines.end()
+                await self._end()
                 raise
             assert engines.ready is not None
             return GenerationOpen(
@@ -201,10 +198,16 @@ class Generation:
             return answer
 
     async def _on_close(self, _asked: CloseGeneration, due_ns: int) -> Message:
-        engines, self._open = self._open, None
-        if engines:
-            await engines.end(min(due_ns - _PARTING_NS // 2, time.monotonic_ns() + _PARTING_NS))
+        now_ns = time.monotonic_ns()
+        await self._end(min(now_ns + _PARTING_NS, (now_ns + due_ns) // 2))
         return Done(t_ns=time.monotonic_ns())
+
+    async def _end(self, due_ns: int = 0) -> None:
+        """End all; it is here until that is done, so that `kill_now` finds what hangs."""
+        if engines := self._open:
+            await engines.end(due_ns)
+            if self._open is engines:
+                self._open = None
 
     async def _room(self, asked: Prepare | Build, due_ns: int) -> Room:
         """Return what the ledger knows, if what is asked for were all that runs here."""

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agents.generation.labour import PROGRAM, Generation
+from agents.generation.labour import Generation
 from agents.process import group_members
 from harness.clock import NS_PER_S
 from harness.errors import HarnessError
@@ -38,7 +38,6 @@ from harness.wire.generation import (
 from harness.wire.messages import Failure, Message, Note
 
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_engine.py")))
-PACED = PROGRAM
 LIMIT_NS = 60 * NS_PER_S
 PROFILE = load_profile(
     Path(__file__).parents[2] / "scenarios" / "profiles" / "qwen2.5-14b-h800.toml"

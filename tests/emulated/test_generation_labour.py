@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from generation_node import LIMIT_NS, layout, node, run, scripted
+from generation_node import LIMIT_NS, PROFILE, layout, node, run, scripted
 
+from agents.generation.labour import PROGRAM
 from harness.clock import NS_PER_MS
 from harness.model.placement import Instance
 from harness.wire.generation import (
@@ -24,12 +25,14 @@ from harness.wire.generation import (
     StepTimes,
     Strategy,
     Submit,
+    Submitted,
     TearDown,
     UpdateWeights,
     Watch,
     WeightsUpdated,
     Withdraw,
     Withdrawn,
+    Work,
 )
 from harness.wire.messages import Done
 
@@ -303,5 +306,35 @@ def test_events_are_told_once_and_in_order(tmp_path: Path) -> None:
             assert n.positions("a") == list(range(20))
             assert (await n.fails(Watch(after=0, wait_ns=0))).error == "Forgotten"
             assert (await n.fails(Watch(after=n.upto + 1, wait_ns=0))).error == "Forgotten"
+
+    run(test())
+
+
+def test_the_paced_engine_moves_kv_and_goes_through_every_strategy(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with node(tmp_path, PROGRAM) as n:
+            spec = EngineSpec(engine="paced", profile=PROFILE, bytes_scale=1e-4)
+            ones, (pair,) = layout("2xTP1", 2), layout("1xTP2", 2)
+            await n.open(spec, gpus=2, prebuild=[ones, (pair,)])
+            strategies: tuple[Strategy, ...] = ("pool", "restart", "rebuild")
+            for strategy in strategies:
+                await n.build([pair], strategy)
+                await n.submit(pair, strategy)
+                await n.finished(strategy)
+                await n.tear_down([pair], strategy)
+            source, target = ones
+            built = await n.build(ones)
+            await n.submit(source, "moves", tokens=100)
+            while len(n.positions("moves")) < 10:
+                await n.watch()
+            to = KvTarget(transfer="t", instance=target, peers=built.kv_peers[target.name])
+            asked = Withdraw(instances=(source.name,), verb="export", to=to)
+            left = await n.ask(asked, Withdrawn)
+            assert left.sent_bytes["moves"] > 0
+            work = Work(carried=left.left[0], kv_transfer="t")
+            submitted = await n.ask(Submit(instance=target.name, works=(work,)), Submitted)
+            assert submitted.with_kv == ("moves",)
+            await n.finished("moves")
+            assert n.positions("moves") == list(range(100))
 
     run(test())
