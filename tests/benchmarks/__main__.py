@@ -17,6 +17,7 @@ NAMES = {
     "reconfigure": "our overhead for 1, 4 and 16 pairs moved; needs root",
     "pacing": "paced engine: real time against the profile's, and what pacing costs",
     "switches": "200 switches of layouts and 2,000 migrations, paced: is a token lost or doubled?",
+    "leaks": "50 cycles of switches: files, threads, processes, memory early and late",
     "light": "map updates, dark times on packets, throughput, steering; needs root",
 }
 
