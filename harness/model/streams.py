@@ -226,7 +226,9 @@ STREAMS: dict[str, dict[str, Field]] = {
         "error": _text("coordinator"),
     },
     # A generate step as a whole, by the coordinator's ledger: `lost` and `doubled` count tokens.
-    # `digest` is that of the requests: equal digests, equal lengths.
+    # `digest` is that of the requests: equal digests, equal lengths. `responses_digest` is that of
+    # what finished, repeats that are equal counted once: equal digests, equal tokens (of engines
+    # that give any).
     "generated": {
         "step": _whole("coordinator"),
         "layout": _text("coordinator"),
@@ -240,6 +242,7 @@ STREAMS: dict[str, dict[str, Field]] = {
         "tokens_per_s": _tokens_per_s("coordinator"),
         "preemptions": _whole("rank"),
         "digest": _text("coordinator"),
+        "responses_digest": _text("coordinator"),
     },
     # An instance that died, or stalled, and whose requests went elsewhere.
     "given_up": {

@@ -112,10 +112,23 @@ def test_the_digest_tells_whether_the_same_was_generated() -> None:
         ledger = begun(SEED)
         for output in outputs:
             ledger.apply(output, 1, 2)
-        return ledger.digest()
+        return ledger.digest(ledger.entries)
 
     assert run(told(0, 6, "finished")) == run(told(0, 3), told(3, 3), told(6, 0, "finished"))
     assert run(told(0, 6, "finished")) != run(told(0, 2), told(3, 3, "finished"))
+
+
+def test_the_digest_counts_repeats_once_if_they_are_the_same() -> None:
+    ledger = begun(SEED)
+    ledger.apply(told(0, 6, "finished"), 1, 2)
+    once = ledger.digest(ledger.entries)
+    ledger.add([request("again")], now_ns=0)
+    ledger.send("again", "a")
+    ledger.apply(told(0, 6, "finished", id_="again"), 1, 2)
+    assert ledger.digest(ledger.entries) == once
+    ledger.entries["again"].output[3] += 1
+    assert ledger.digest(ledger.entries) != once
+    assert ledger.digest(["0-0-0"]) == once
 
 
 STEPS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 7), st.booleans()), max_size=60)

@@ -77,6 +77,7 @@ GENERATED: dict[str, object] = {
     "tokens_per_s": 3250.0,
     "preemptions": 2,
     "digest": "ab",
+    "responses_digest": "cd",
 }
 PROGRESS: dict[str, object] = {
     "instance": "g0:0-1",

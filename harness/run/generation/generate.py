@@ -238,6 +238,7 @@ class _Step:
             "tokens_per_s": tokens / (took_ns / NS_PER_S) if took_ns else None,
             "preemptions": sum(self.preempted.values()) - self.preempted_before,
             "digest": self.digest,
+            "responses_digest": self.fleet.ledger.digest(self.feed.ids),
         }
 
     def _judge(self) -> None:

@@ -9,6 +9,7 @@ coordinator's clock, lengths in tokens.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -215,15 +216,21 @@ class Ledger:
             kv_transfer=kv_transfer,
         )
 
-    def digest(self) -> str:
-        """Hash (SHA-256, hex) what every finished request was given and gave: lengths and ids."""
-        digest = hashlib.sha256()
-        for entry in sorted(self.entries.values(), key=lambda entry: entry.id):
+    def digest(self, ids: Iterable[str]) -> str:
+        """Hash (SHA-256, hex) what these were given and gave, if finished: lengths, and token ids.
+
+        Repeats of a request that gave the same count once, so that runs can be compared in which
+        they were repeated more or less often.
+        """
+        found = set()
+        for entry in (self.entries[id_] for id_ in ids):
             if entry.state == "finished":
-                ids = " ".join(map(str, (*entry.prompt, *entry.output)))
-                line = f"{entry.id} {entry.context_tokens}+{entry.produced_tokens} {ids}\n"
-                digest.update(line.encode())
-        return digest.hexdigest()
+                request = entry.request
+                name = f"{request.step}-{request.prompt}-{request.sample}"
+                line = f"{name} {entry.context_tokens}+{entry.produced_tokens}\n".encode()
+                tokens = array("I", (*entry.prompt, *entry.output)).tobytes()
+                found.add(hashlib.sha256(line + tokens).digest())
+        return hashlib.sha256(b"".join(sorted(found))).hexdigest()
 
     # -- inside -----------------------------------------------------------------------------
 
