@@ -130,13 +130,13 @@ class Lab:
     def run(self, limit_s: float = LIMIT_S) -> tuple[int, str]:
         return self.finish(self.start(), limit_s)
 
-    def harness(self, *arguments: str) -> tuple[int, str]:
+    def harness(self, *arguments: str, limit_s: float = LIMIT_S) -> tuple[int, str]:
         done = subprocess.run(
             [sys.executable, "-m", "harness", *arguments],
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=LIMIT_S,
+            timeout=limit_s,
             env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
             check=False,
         )
