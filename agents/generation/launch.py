@@ -7,11 +7,11 @@ set up here, at the instance's own meeting point, before vLLM finds it.
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
@@ -101,10 +101,9 @@ def launch(
             config = _engine_args(spec, seat, model).create_engine_config()
             if on_cpu():
                 _compile(allowed=not config.model_config.enforce_eager)
-            _meet(seat)
             engine = LLMEngine(
                 vllm_config=config,
-                executor_class=_executor(seat, stages),
+                executor_class=_executor(seat, _meet(seat), stages),
                 log_stats=True,
                 stat_loggers=[counts],
             )
@@ -115,13 +114,6 @@ def launch(
                 ", ".join(stages.begun),
             )
         return engine
-
-
-def end(engine: Any) -> None:
-    """Shut an engine down that nobody else refers to; free its memory and its groups."""
-    engine.engine_core.shutdown()
-    del engine
-    gc.collect()
 
 
 @contextmanager
@@ -142,8 +134,12 @@ def _refusals() -> Iterator[None]:
         yield
     except ValueError as error:
         told = getattr(error, "errors", None)  # pydantic's come with a list, and a link
-        text = "; ".join(str(one["msg"]) for one in told()) if told else str(error)
+        text = "; ".join(map(_sense, told())) if told else str(error)
         raise UsageError(f"vLLM refuses: {text}") from error
+
+
+def _sense(found: dict[str, Any]) -> str:
+    return ": ".join([".".join(map(str, found["loc"])), str(found["msg"])])
 
 
 def _engine_args(spec: EngineSpec, seat: Seat, model: str) -> Any:
@@ -206,8 +202,11 @@ def _compile(*, allowed: bool) -> None:
     torch.compiler.set_stance("default" if allowed else "force_eager")
 
 
-def _meet(seat: Seat) -> None:
-    """Join the instance's ranks in torch.distributed; vLLM makes its groups out of this one."""
+def _meet(seat: Seat) -> str:
+    """Join the instance's ranks in torch.distributed; vLLM makes its groups out of this one.
+
+    Returns a name that no other instance on this machine has, whatever its addresses.
+    """
     import torch
 
     size = seat.instance.layout.gpus
@@ -230,6 +229,9 @@ def _meet(seat: Seat) -> None:
         world_size=size,
         timeout=_LIMIT,
     )
+    name = [uuid.uuid4().hex]
+    torch.distributed.broadcast_object_list(name, src=0, device=torch.device("cpu"))
+    return name[0]
 
 
 def _interface_of(address: str) -> str:
@@ -241,8 +243,11 @@ def _interface_of(address: str) -> str:
     return ""
 
 
-def _executor(seat: Seat, stages: _Stages) -> Any:
-    """Return vLLM's executor for a rank that was launched by others, which tells its stages."""
+def _executor(seat: Seat, name: str, stages: _Stages) -> Any:
+    """Return vLLM's executor for a rank that was launched by others, which tells its stages.
+
+    `name` stands where vLLM would meet, had the ranks not met; its shared memory is called so.
+    """
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
     class Launched(ExecutorWithExternalLauncher):  # type: ignore[misc]  # vLLM has no types here
@@ -254,10 +259,7 @@ def _executor(seat: Seat, stages: _Stages) -> Any:
                 wrapper.worker.load_model()
 
             wrapper.load_model = load_model
-            # A name only, for the group stands. Each rank has its own: where all have the same one,
-            # vLLM's CPU build exchanges through shared memory, and waits there by spinning; for a
-            # rank that died, for ever.
-            return f"{seat.meeting}/{seat.rank}", seat.rank, int(os.environ["LOCAL_RANK"])
+            return f"file://{name}", seat.rank, int(os.environ["LOCAL_RANK"])
 
         def get_kv_cache_specs(self) -> Any:
             stages.begin("kv_cache")

@@ -11,6 +11,7 @@ vLLM moves no KV by itself unless its options configure a KV connector; what the
 
 from __future__ import annotations
 
+import gc
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -128,9 +129,11 @@ class Vllm:
     def close(self) -> None:
         """Leave nothing behind."""
         self._running.clear()
-        if self._up_:
-            engine, self._up_ = self._up_.engine, None
-            launch.end(engine)
+        up, self._up_ = self._up_, None
+        if up:
+            up.engine.engine_core.shutdown()
+            del up
+            gc.collect()  # an engine is full of cycles: its KV would stay until some later time
 
     def sleep(self) -> int:
         """Move the weights to host memory and drop the KV; GPUs only."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
@@ -23,8 +24,8 @@ from harness.model.requests import Carried
 from harness.wire.generation import EngineSpec, Output, Stats, Submit, Withdraw, Work
 from harness.wire.messages import Message
 
-LIMIT_S = 100.0
-"""For one order: the first imports vLLM."""
+LIMIT_S = 300.0
+"""For one order: the first imports vLLM, which takes long on a machine that is busy."""
 
 
 class Rank:
@@ -124,7 +125,7 @@ class Ranks:
         return answers
 
     def build(self, tp: int, version: int = 0, **degrees: int) -> list[Any]:
-        up = self.ranks[: tp * degrees.get("pp", 1)]
+        up = self.ranks[: math.prod([tp, degrees.get("pp", 1), degrees.get("dp", 1)])]
         first = free_ports()
         orders = [
             Sit(
@@ -144,9 +145,11 @@ class Ranks:
             self._up = up
         return answers
 
-    def leave(self) -> list[Any]:
-        answers, self._up = self.order(Leave()), ()
-        return answers
+    def leave(self) -> None:
+        """Tear down what is built, if anything."""
+        if self._up:
+            self.order(Leave())
+        self._up = ()
 
     def submit(self, ledger: Ledger, works: Sequence[Work] | None = None) -> dict[str, str]:
         works = ledger.works() if works is None else works
