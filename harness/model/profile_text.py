@@ -17,7 +17,7 @@ from harness.model.profile import Figure, Profile, Source
 
 def profile_text(profile: Profile, heading: Sequence[str] = ()) -> str:
     """Return the file's text, opened by `heading` as comments."""
-    lines = [f"# {line}".rstrip() for line in heading]
+    lines = [f"# {_plain(line)}".rstrip() for line in heading]
     lines += ["", f"model = {_value(profile.model)}"]
     lines += ["", "[sources]", *_keys(profile.sources)]
     for name in ("shape", "gpu", "roofline"):
@@ -87,6 +87,10 @@ def _array(values: tuple[Any, ...]) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a basic string, its escapes those of JSON; control characters become spaces."""
-    plain = "".join(character if character.isprintable() else " " for character in text)
-    return json.dumps(plain, ensure_ascii=False)
+    """Return a basic string, its escapes those of JSON."""
+    return json.dumps(_plain(text), ensure_ascii=False)
+
+
+def _plain(text: str) -> str:
+    """Return the text with spaces instead of characters that TOML, or a profile, refuses."""
+    return "".join(character if character.isprintable() else " " for character in text)

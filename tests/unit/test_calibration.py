@@ -136,7 +136,7 @@ def test_a_profile_that_was_written_reads_back_the_same(path: Path, tmp_path: Pa
 def test_texts_from_a_node_cannot_break_the_file(tmp_path: Path) -> None:
     odd = Source(what='a "quoted" \\ device\x7f\n[tables]\t€ 🖥', date="2026")
     profile = msgspec.structs.replace(known(), sources={**known().sources, "odd name": odd})
-    (tmp_path / "written.toml").write_text(profile_text(profile))
+    (tmp_path / "written.toml").write_text(profile_text(profile, ["a reason\nin lines = ["]))
     what = load_profile(tmp_path / "written.toml").sources["odd name"].what
     assert what == 'a "quoted" \\ device  [tables] € 🖥'
 
