@@ -45,7 +45,8 @@ def tell_plan(
         yield from tell_generation(generation, scenario)
     yield "custody   snapshot " + (", ".join(topology.switches) or "nothing: no switches")
     yield from _steps(bench, topology, scenario, plans)
-    yield "restore   every switch to its snapshot, verified by read-back"
+    restored = "every switch to its snapshot, verified by read-back"
+    yield "restore   " + (restored if topology.switches else "nothing: no switches")
     for check in scenario.checks:
         yield f"check     {_limit(check)}"
     yield "nothing was opened and nothing was sent"
@@ -57,7 +58,7 @@ def _steps(
     """Yield each step, with what it sends from the circuits that are lit by then."""
     lit: frozenset[Link] = frozenset()
     for number, step in enumerate(scenario.steps):
-        yield f"step {number + 1}    {_title(step)}"
+        yield f"step {number}    {_title(step)}"
         if isinstance(step, Shift):
             yield from _change(bench, topology, lit, plans[step.shape].links)
             lit = plans[step.shape].links

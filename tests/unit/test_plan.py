@@ -6,7 +6,8 @@ from pathlib import Path
 
 from harness.entry import plan_text
 
-SCENARIO = Path(__file__).parents[2] / "scenarios/quickstart.toml"
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+SCENARIO = SCENARIOS / "quickstart.toml"
 
 
 def test_the_plan_shows_shapes_commands_and_checks_in_order() -> None:
@@ -17,7 +18,7 @@ def test_the_plan_shows_shapes_commands_and_checks_in_order() -> None:
     assert "      :OXC:SWIT:CONN:ADD (@1,2,3,4),(@18,17,20,19);STAT?" in lines
     assert "      ENT-PATCH::1&2&3&4,20&19&18&17:<ctag>:;" in lines
     assert lines[-1] == "nothing was opened and nothing was sent"
-    order = [text.index(word) for word in ("custody", "step 1", "step 4", "restore", "check")]
+    order = [text.index(word) for word in ("custody", "step 0", "step 3", "restore", "check")]
     assert order == sorted(order)
 
 
@@ -37,8 +38,45 @@ def test_the_plan_of_generation_shows_engine_requests_layouts_and_switches() -> 
     assert "2xTP2: g0 GPUs 0-1; g1 GPUs 0-1" in text
     assert "14.8 GB of weights a GPU; KV of 32,768 tokens an instance" in text
     assert "4 switches through 2xTP2, 4xTP1, by rebuild, all nodes at once" in text
-    order = [text.index(word) for word in ("generate  ", "4xTP1, up first", "\nstep 1", "\nstep 2")]
+    order = [text.index(word) for word in ("generate  ", "4xTP1, up first", "\nstep 0", "\nstep 1")]
     assert order == sorted(order)
     on_cpu = plan_text(scenario, None, "vllm")
     assert "by vLLM, with a tiny random model, on the CPU of g0, g1" in on_cpu
     assert "GB of weights" not in on_cpu
+
+
+def test_requests_that_are_too_long_for_a_layout_are_told(tmp_path: Path) -> None:
+    text = plan_text(generating(tmp_path, kv_max_tokens=256), None)
+    longer = "52 of 128 requests cannot run: up to 667 tokens with their responses, "
+    assert text.count(f"{longer}and an instance takes 257") == 2
+    assert "cannot run" not in plan_text(generating(tmp_path, kv_max_tokens=700), None)
+
+
+def test_rows_of_a_trace_that_are_left_out_are_told(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("in,out\n100,50\nmany,50\n100,-5\n")
+    (tmp_path / "trace.toml").write_text(
+        'question = "?"\nkind = "trace"\npath = "trace.csv"\nformat = "csv"\non_bad_row = "skip"\n'
+        'columns = {prompt_tokens = "in", response_tokens = "out"}\n'
+    )
+    text = plan_text(generating(tmp_path, workload="trace.toml"), None)
+    assert "workload step 0: 1 requests" in text
+    assert "2 bad rows of the trace left out, the first: line 3, column 'in': expected" in text
+
+
+def generating(folder: Path, *, kv_max_tokens: int = 0, workload: str = "") -> Path:
+    workload = workload or str(SCENARIOS / "workloads/short.toml")
+    path = folder / "scenario.toml"
+    path.write_text(
+        f'''question = "?"
+bench = "{SCENARIOS / "benches/generation-2.toml"}"
+[generation]
+layout = "4xTP1"
+workload = "{workload}"
+profile = "{SCENARIOS / "profiles/qwen2.5-14b-h800.toml"}"
+kv_max_tokens = {kv_max_tokens}
+[[steps]]
+do = "generate"
+layouts = ["2xTP2"]
+'''
+    )
+    return path

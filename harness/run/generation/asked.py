@@ -66,7 +66,18 @@ def asked_of(
 
 def notes(asked: GenerationAsked | None) -> tuple[str, ...]:
     """Return what a reader of the run must know first: what is paced, and what is emulated."""
-    return (f"generation is {engine_of(asked)}",) if asked else ()
+    if asked is None:
+        return ()
+    left_out = rows_left_out(asked.replay)
+    return (f"generation is {engine_of(asked)}", *((left_out,) if left_out else ()))
+
+
+def rows_left_out(replay: Replay) -> str:
+    """Return how many bad rows of a trace are not replayed, and what is wrong with the first."""
+    if not replay.skipped:
+        return ""
+    rows = "1 bad row" if replay.skipped == 1 else f"{replay.skipped:,} bad rows"
+    return f"{rows} of the trace left out, the first: {replay.problems[0]}"
 
 
 def engine_of(asked: GenerationAsked) -> str:

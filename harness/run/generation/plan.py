@@ -9,7 +9,7 @@ from harness.model.placement import Instance, place
 from harness.model.profile import gpu_of
 from harness.model.replay import ReplayRequest
 from harness.model.scenario import Generate, Scenario
-from harness.run.generation.asked import GenerationAsked, engine_of
+from harness.run.generation.asked import GenerationAsked, engine_of, rows_left_out
 
 BECOMES = {
     "abort": "running requests leave with their partial output",
@@ -29,13 +29,14 @@ def tell_generation(asked: GenerationAsked, scenario: Scenario) -> Iterator[str]
     replay = asked.replay
     for step in sorted({request.step for request in replay.requests}):
         yield f"  workload step {step}: {_lengths(replay.step(step))}"
+    if left_out := rows_left_out(replay):
+        yield f"  {left_out}"
     yield f"  digest of all requests: {replay.digest[:16]}"
     for layout in _layouts(asked, scenario):
         first = ", up first" if layout == asked.layout else ""
         built = ", built beforehand" if layout in asked.pool else ""
         yield f"  {layout}{first}{built}: {_placed(place(layout, asked.gpus_of))}"
-        if room := _room(asked, layout):
-            yield f"    {room}"
+        yield from _room(asked, layout)
 
 
 def tell_step(step: Generate) -> Iterator[str]:
@@ -96,13 +97,22 @@ def _placed(placed: dict[str, tuple[Instance, ...]]) -> str:
     )
 
 
-def _room(asked: GenerationAsked, layout: Layout) -> str:
-    """Return what the layout leaves for KV, where it is known before."""
+def _room(asked: GenerationAsked, layout: Layout) -> Iterator[str]:
+    """Yield what the layout leaves for KV, where it is known before, and what does not fit in."""
     if asked.shape is None:
-        return ""
+        return
     weights = f"{weight_bytes_per_gpu(layout, asked.shape) / 1e9:.1f} GB of weights a GPU"
-    limit = asked.spec.kv_max_tokens
-    if asked.spec.profile is None:
-        return weights + (f"; KV of {limit:,} tokens an instance" if limit else "")
-    held = kv_capacity_tokens(layout, asked.shape, gpu_of(asked.spec.profile))
-    return f"{weights}; KV of {min(held, limit or held):,} tokens an instance"
+    kv_tokens = asked.spec.kv_max_tokens
+    if asked.spec.profile is not None:
+        held = kv_capacity_tokens(layout, asked.shape, gpu_of(asked.spec.profile))
+        kv_tokens = min(held, kv_tokens or held)
+    yield f"    {weights}" + (f"; KV of {kv_tokens:,} tokens an instance" if kv_tokens else "")
+    longest = asked.shape.length_max_tokens
+    if kv_tokens:
+        longest = min(longest, kv_tokens + 1)  # the last token of a response needs no KV
+    lengths = [request.context_tokens for request in asked.replay.requests]
+    if longer := sum(length > longest for length in lengths):
+        yield (
+            f"    {longer:,} of {len(lengths):,} requests cannot run: up to {max(lengths):,} tokens"
+            f" with their responses, and an instance takes {longest:,}"
+        )
