@@ -85,6 +85,7 @@ QUANTITIES: dict[str, Quantity] = {
     "generate.tokens_per_s": Quantity("tokens/s", "mean", GENERATE, "tokens over time"),
     "generate.tokens": Quantity("tokens", "sum", STEP, "tokens delivered"),
     "generate.requests": Quantity("", "sum", STEP, "requests that ended"),
+    "generate.refused": Quantity("", "sum", STEP, "requests that could run nowhere"),
     "generate.lost": Quantity("", "sum", STEP, "tokens produced and not delivered"),
     "generate.doubled": Quantity("", "sum", STEP, "tokens delivered twice"),
     "generate.preemptions": Quantity("", "sum", STEP, "requests put off for want of KV blocks"),

@@ -13,7 +13,7 @@ from harness.record.section import Section
 Metrics = Mapping[str, Metric]
 Labels = dict[str, str]
 
-STEPS = ("step", "requests", "tokens", "tokens/s", "lost", "doubled", "preempted")
+STEPS = ("step", "requests", "refused", "tokens", "tokens/s", "lost", "doubled", "preempted")
 INSTANCES = ("instance", "tokens/s", "KV %", "waiting")
 SWITCHES = ("switch", "step", "n", "blackout", "max", "total", "before", "during", "after")
 SWITCH_UNITS = (
@@ -63,7 +63,7 @@ def _count(metrics: Metrics, base: str, labels: Mapping[str, object] | None = No
 
 
 def _step(metrics: Metrics, labels: Labels) -> tuple[str, ...]:
-    names = ("requests", "tokens", "tokens_per_s", "lost", "doubled", "preemptions")
+    names = ("requests", "refused", "tokens", "tokens_per_s", "lost", "doubled", "preemptions")
     return labels["step"], *(_count(metrics, f"generate.{name}", labels) for name in names)
 
 

@@ -209,7 +209,7 @@ def _migration(samples: Samples, row: Mapping[str, Any]) -> None:
 def _generated(samples: Samples, row: Mapping[str, Any]) -> None:
     labels = {"step": row["step"]}
     samples.add("generate.requests", labels, [row["finished"]])
-    for name in ("tokens_per_s", "tokens", "lost", "doubled", "preemptions"):
+    for name in ("refused", "tokens_per_s", "tokens", "lost", "doubled", "preemptions"):
         samples.add(f"generate.{name}", labels, [row[name]])
 
 

@@ -179,7 +179,9 @@ def test_requests_that_no_engine_can_hold_are_refused_and_told() -> None:
     session = ran(step(), replayed=mixed)
     (row,) = rows(session, "generated")
     assert (row["finished"], row["refused"], row["lost"]) == (4, 2, 0)
-    assert any("2 of 6 requests were refused" in note["text"] for note in rows(session, "note"))
+    told = [note["text"] for note in rows(session, "note")]
+    assert sum("can run nowhere" in text for text in told) == 1, "not a warning for each"
+    assert any(text.startswith("2 of 6 requests were refused; ") for text in told)
     with pytest.raises(StepFailed, match="3 of 3 requests were refused"):
         ran(step(layouts=("2xTP2",)), replayed=requests(3, prompt=40000))
 

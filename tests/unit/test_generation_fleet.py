@@ -190,7 +190,10 @@ def test_kv_that_is_full_only_takes_longer() -> None:
         async with up(FakeBench(1), "2xTP1", small) as fleet:
             fleet.add(requests(40, prompt=200, response=600))
             await finished(fleet)
-            assert sum(row["preemptions"] for row in rows(fleet, "progress")) > 0
+            told = sum(row["preemptions"] for row in rows(fleet, "progress"))
+            assert fleet.preemptions == told > 0
+            await fleet.tear_down(["n0:0", "n0:1"], "rebuild", T)
+            assert fleet.preemptions == told, "also of those that are gone"
 
     run_virtually(main())
 

@@ -137,13 +137,18 @@ class Dispatcher:
                 found.setdefault(chosen.name, []).append(entry.id)
                 self._took(chosen, wanted.known_tokens)
             elif reason := self._nowhere(wanted, list(everywhere.values())):
-                self._ledger.refuse(entry.id, reason)
-                self._roster.note("generation", f"request {entry.id} can run nowhere: {reason}")
-                self._roster.changes.happened()
+                self._refuse(entry, reason)
             else:
                 passed.append(entry.id)
         self._queue.extendleft(reversed(passed))
         return found
+
+    def _refuse(self, entry: Entry, reason: str) -> None:
+        """End a request; the first is told at once, the others are counted: it may be all."""
+        if not self._ledger.refused:
+            self._roster.note("generation", f"request {entry.id} can run nowhere: {reason}")
+        self._ledger.refuse(entry.id, reason)
+        self._roster.changes.happened()
 
     def _nowhere(self, wanted: Wanted, everywhere: Sequence[Candidate]) -> str:
         return "" if self._changing() else nowhere(wanted, everywhere)

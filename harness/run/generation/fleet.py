@@ -113,6 +113,11 @@ class Fleet:
         )
         self._withdrawing = Withdrawing(self._roster, self._watching)
 
+    @property
+    def preemptions(self) -> int:
+        """How often requests were put off for want of KV, in all instances so far."""
+        return self._roster.preemptions
+
     @classmethod
     @asynccontextmanager
     async def opened(

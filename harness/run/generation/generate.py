@@ -90,8 +90,7 @@ class _Step:
         estimates = estimates_of(asked.spec.profile, asked.spec.bytes_scale, asked.link_bytes_per_s)
         chance = seeded(self.session.scenario.seed, f"migrations of step {number}")
         self.migrations = Migrations(fleet, step, Costs(estimates), chance)
-        self.preempted = _preempted(fleet)
-        self.preempted_before = sum(self.preempted.values())
+        self.preemptions_before = fleet.preemptions
         self.before = replace(fleet.ledger)
         """The sums as they were, for a ledger counts through all steps."""
 
@@ -187,10 +186,9 @@ class _Step:
         self.session.record.event("migration", migration_row(self.number, move))
 
     async def _look(self) -> None:
-        """Note counts: of tokens, for the speed around switches; of what engines soon forget."""
+        """Note how many tokens there are, for the speed around switches."""
         while True:
             self.pace.note(self.clock.now_ns(), self.fleet.ledger.tokens)
-            self.preempted |= _preempted(self.fleet)
             await self.clock.sleep_ns(LOOK_NS)
 
     # -- what is told -------------------------------------------------------------------------
@@ -222,7 +220,6 @@ class _Step:
     def _row(self) -> dict[str, object]:
         """Return what came of the step, by the ledger."""
         took_ns = self.clock.now_ns() - self.begin_ns
-        self.preempted |= _preempted(self.fleet)
         entries = [self.fleet.ledger.entries[id_] for id_ in self.feed.ids]
         tokens = self.fleet.ledger.tokens - self.before.tokens
         return {
@@ -236,7 +233,7 @@ class _Step:
             "doubled": self.fleet.ledger.doubled_tokens - self.before.doubled_tokens,
             "took_s": took_ns / NS_PER_S,
             "tokens_per_s": tokens / (took_ns / NS_PER_S) if took_ns else None,
-            "preemptions": sum(self.preempted.values()) - self.preempted_before,
+            "preemptions": self.fleet.preemptions - self.preemptions_before,
             "digest": self.digest,
             "responses_digest": self.fleet.ledger.digest(self.feed.ids),
         }
@@ -255,7 +252,8 @@ class _Step:
             if (told := ledger.tokens - before.tokens) != owed:
                 raise StepFailed(f"{told} tokens were delivered of responses of {owed} tokens")
             return
-        text = f"{len(refused)} of {len(entries)} requests were refused: {refused[0].reason}"
+        text = f"{len(refused)} of {len(entries)} requests were refused"
+        text += f"; {refused[0].request.id}: {refused[0].reason}"
         if len(refused) == len(entries):
             raise StepFailed(text)
         self._warn(text)
@@ -263,11 +261,6 @@ class _Step:
     def _warn(self, text: str) -> None:
         row = {"level": "warning", "who": "generation", "text": text}
         self.session.record.event("note", row)
-
-
-def _preempted(fleet: Fleet) -> dict[tuple[str, int], int]:
-    """Return how often each engine put requests off, since it was built."""
-    return {(at.name, at.serial): at.stats.preemptions for at in fleet.places.values() if at.stats}
 
 
 def migration_row(number: int, move: Move) -> dict[str, object]:

@@ -22,6 +22,8 @@ class Roster:
     changes: Changes
     ledger: Ledger = field(default_factory=Ledger)
     places: dict[str, Place] = field(default_factory=dict)
+    preemptions: int = 0
+    """Of all instances so far, also of those that are gone."""
 
     @property
     def living(self) -> list[Place]:

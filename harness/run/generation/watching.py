@@ -106,7 +106,9 @@ class Watching:
 
     def _fares(self, place: Place, told: Stats) -> None:
         """Take an instance's stats: progress, speed, and whether it got anywhere."""
-        stats = place.stats = self._mapped(place.node, told)
+        before, stats = place.stats, self._mapped(place.node, told)
+        place.stats = stats
+        self._roster.preemptions += stats.preemptions - (before.preemptions if before else 0)
         place.sent_since = place.under_way
         self._progress(place, stats)
         now_ns = self._roster.now_ns()
