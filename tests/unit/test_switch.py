@@ -288,6 +288,21 @@ def test_a_dead_instance_is_replaced_by_a_switch() -> None:
     assert up(fleet) == TP2
 
 
+def test_a_switch_lasts_until_its_last_node_is_done_also_where_nothing_ran() -> None:
+    async def act(bench: FakeBench, fleet: Fleet) -> Made:
+        async with fleet.changing:
+            for name in ("n1:0", "n1:1"):
+                bench.die(name)
+            await fleet.until(lambda: all(fleet.places[n].dead for n in ("n1:0", "n1:1")), 5 * S)
+            switch = asyncio.create_task(switching(order="rolling")(bench, fleet))
+            await fleet.session.bench.clock.sleep_ns(0)
+        return await switch
+
+    made, _ = run_virtually(under_load(act))
+    assert made.outcome == "switched"
+    sums_up(made)
+
+
 def test_a_node_on_which_undoing_fails_is_out_and_its_requests_go_to_the_others() -> None:
     async def act(bench: FakeBench, fleet: Fleet) -> Made:
         bench.fail("n1", Build, BROKEN, Failure(error="Broken", text="still no memory"))

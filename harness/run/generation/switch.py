@@ -92,6 +92,7 @@ class _Switch:
         self.left: list[tuple[Wave, int, Resumption]] = []
         """Of each wave, the last token of what went, and how its requests went on."""
         self.steady_ns = 0
+        """When all that ran went on, after the last wave; 0: nothing ran then."""
 
     async def run(self) -> Made:
         """Prepare, change wave after wave, undo what fails."""
@@ -148,6 +149,7 @@ class _Switch:
     async def _change(self, wave: Wave) -> None:
         """Let one layout give way to the other on the nodes of a wave."""
         self.touched += wave.nodes
+        self.steady_ns = 0
         resumption = await self._empty(wave)
         await self._rebuild(wave)
         await self._resume(wave, resumption)
