@@ -47,7 +47,7 @@ class Ready(Message, frozen=True, kw_only=True, tag="ready"):
     lockstep: bool
 
 
-class Sit(Message, frozen=True, kw_only=True, tag="sit"):
+class Sit(Message, frozen=True, kw_only=True, tag="build"):
     """Build: fields of `agents.generation.base.Seat`, its ports as first and count."""
 
     instance: Instance
@@ -68,7 +68,7 @@ class Seated(Message, frozen=True, kw_only=True, tag="seated"):
     spans: tuple[Span, ...]
 
 
-class Leave(Message, frozen=True, kw_only=True, tag="leave"):
+class Leave(Message, frozen=True, kw_only=True, tag="tear_down"):
     """Tear the engine down. Answer: `Torn`. With `ends` the process is gone after it."""
 
     ends: bool = False

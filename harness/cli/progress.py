@@ -139,7 +139,8 @@ def _migration(data: Data, _: Units) -> str:
     if data["outcome"] in ("moved", "ended") and not data["error"]:
         return ""
     way = f"{data['request']} {data['source']} -> {data['target']} by {data['by']}"
-    return f"{way}: {data['outcome']}" + f", {data['error']}" * bool(data["error"])
+    what = "it goes on elsewhere" if data["outcome"] == "elsewhere" else data["outcome"]
+    return f"{way}: {what}" + f", {data['error']}" * bool(data["error"])
 
 
 def _generated(data: Data, _: Units) -> str:
@@ -162,7 +163,7 @@ def _untold(data: Data, units: Units) -> str:
 
 
 def _step(data: Data, _: Units) -> str:
-    what = f"{data['index'] + 1}: {data['do']}" + (
+    what = f"{data['index']}: {data['do']}" + (
         f" (repeat {data['repeat'] + 1})" * bool(data["repeat"])
     )
     if data["phase"] == "begin":

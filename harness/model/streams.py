@@ -29,8 +29,8 @@ STAGES = (
 SWITCH_STAGES = (
     "prepare",
     "stop_admitting",
-    "withdraw",
     "drain",
+    "withdraw",
     "teardown",
     "processes",
     "groups",
@@ -40,7 +40,7 @@ SWITCH_STAGES = (
     "first_token",
     "steady",
 )
-"""Of one switch of layouts, in order; requests are either withdrawn or drained."""
+"""Of one switch of layouts, in order; requests end first only where they are drained."""
 
 
 def _ms(source: str) -> Field:

@@ -140,7 +140,7 @@ def test_a_rank_killed_in_the_middle_of_a_build_fails_it(tmp_path: Path) -> None
     [
         ("refuses to build", "Refused", "rank of GPU 0: no room for KV"),
         ("raises in build", "InstanceDead", "RuntimeError: out of memory"),
-        ("hangs in build", "InstanceDead", "sit was not done in time"),
+        ("hangs in build", "InstanceDead", "build was not done in time"),
     ],
 )
 def test_a_build_that_fails_says_why(tmp_path: Path, odd: str, error: str, text: str) -> None:
@@ -152,7 +152,7 @@ def test_a_build_that_fails_says_why(tmp_path: Path, odd: str, error: str, text:
             assert failure.error == error
             assert text in failure.text
             if odd.startswith("hangs"):
-                assert "rank of GPU 0 is in sit for " in failure.text
+                assert "rank of GPU 0 is in build for " in failure.text
                 assert "hangs in build" not in failure.text
                 assert "in build\n" in (tmp_path / "gpu0.log").read_text(), "stacks"
             assert (n.pids[0] in n.living()) == (odd == "refuses to build"), "no need to kill it"

@@ -67,9 +67,9 @@ MOVE: dict[str, object] = {
 GENERATED: dict[str, object] = {
     "step": 1,
     "layout": "2xTP2",
-    "requests": 130,
+    "requests": 133,
     "finished": 130,
-    "refused": 0,
+    "refused": 3,
     "tokens": 26_000,
     "lost": 0,
     "doubled": 0,
@@ -130,8 +130,8 @@ def test_a_switch_of_layouts_is_one_line() -> None:
 
 def test_a_step_says_what_became_of_its_requests_and_tokens() -> None:
     assert told("generated", GENERATED) == (
-        "generated   130 of 130 requests, 26,000 tokens in 8.0 s: 3,250 tokens/s, now 2xTP2;"
-        " 0 lost, 0 doubled"
+        "generated   130 of 133 requests, 3 refused, 26,000 tokens in 8.0 s: 3,250 tokens/s,"
+        " now 2xTP2; 0 lost, 0 doubled"
     )
     row = {"instance": "g0:0", "reason": "rank 0 died", "requests": 12}
     assert told("given_up", row).endswith("g0:0: rank 0 died; 12 requests go elsewhere")
@@ -140,7 +140,7 @@ def test_a_step_says_what_became_of_its_requests_and_tokens() -> None:
 def test_what_there_are_thousands_of_is_told_only_where_it_went_wrong() -> None:
     assert told("migration", MOVE) == told("progress", PROGRESS) == ""
     assert told("migration", MOVE, outcome="elsewhere", error="g1:1 is gone") == (
-        "migration   0-3-1 g0:0 -> g1:1 by kv: elsewhere, g1:1 is gone"
+        "migration   0-3-1 g0:0 -> g1:1 by kv: it goes on elsewhere, g1:1 is gone"
     )
 
 
@@ -193,7 +193,7 @@ def test_the_report_shows_steps_switches_stages_and_migrations() -> None:
         "Stages of switches",
         "Migrations",
     ]
-    assert parts["Generation"].rows[0] == ("1", "130", "26,000", "3,250", "0", "0", "2")
+    assert parts["Generation"].rows[0] == ("1", "130", "3", "26,000", "3,250", "0", "0", "2")
     switches = parts["Switches of layouts"]
     assert list(switches.lines[:2]) == [
         "2 made, 0 refused, 1 rolled back",
