@@ -18,6 +18,7 @@ NAMES = {
     "pacing": "paced engine: real time against the profile's, and what pacing costs",
     "switches": "200 switches of layouts and 2,000 migrations, paced: is a token lost or doubled?",
     "leaks": "50 cycles of switches: files, threads, processes, memory early and late",
+    "vllm": "real vLLM on CPU: switches under load, tokens compared, rebuild against restart",
     "calibration": "paced at vLLM's measured speed against vLLM itself, CPU build",
     "light": "map updates, dark times on packets, throughput, steering; needs root",
 }
