@@ -279,8 +279,11 @@ class _Interrupts:
             self._task.cancel()
             _tell("interrupted: restoring the switches (again: leave at once)")
             return
-        _tell(f"left at once: circuits were not restored; run: harness recover {self._folder.id}")
-        os._exit(ExitCode.RESTORE_FAILED)
+        code, left = ExitCode.INTERRUPTED, "no circuit was changed"
+        if any(self._folder.snapshots.iterdir()):
+            code, left = ExitCode.RESTORE_FAILED, "circuits were not restored"
+        _tell(f"left at once: {left}; run: harness recover {self._folder.id}")
+        os._exit(code)
 
 
 def _tell(text: str) -> None:

@@ -34,7 +34,8 @@ def generation_sections(metrics: Metrics) -> Iterator[Section]:
     places = [labels for labels in _labels(metrics, "generate.waiting") if "instance" in labels]
     if places:
         rows = [_instance(metrics, labels) for labels in places]
-        yield Section("Instances, means while each was up", (), INSTANCES, rows)
+        title = "Instances, means while each was up"
+        yield Section(title, tuple(_given_up(metrics)), INSTANCES, rows)
     yield from _switches(metrics)
     if moved := _labels(metrics, "migration.ms"):
         lines = (_moves(metrics), *MIGRATION_UNITS)
@@ -76,6 +77,12 @@ def _instance(metrics: Metrics, labels: Labels) -> tuple[str, ...]:
     )
 
 
+def _given_up(metrics: Metrics) -> Iterator[str]:
+    if "generate.given_up" in metrics:
+        count = _count(metrics, "generate.given_up")
+        yield f"{count} given up: dead, or without a token for too long; its requests went on"
+
+
 # -- switches of layouts -----------------------------------------------------------------------
 
 
@@ -85,7 +92,8 @@ def _switches(metrics: Metrics) -> Iterator[Section]:
         return
     made = [labels for labels in tried if metric_name("switch.total_ms", labels) in metrics]
     rows = [_switch(metrics, labels) for labels in made]
-    yield Section("Switches of layouts", (*_outcomes(metrics), *SWITCH_UNITS), SWITCHES, rows)
+    lines = (*_outcomes(metrics), *(SWITCH_UNITS if made else ()))
+    yield Section("Switches of layouts", lines, SWITCHES, rows)
     if made:
         columns = ("ms", *(_way(labels) for labels in made))
         title = "Stages of switches: mean ms; with the residual (messages) they sum to the total"

@@ -96,6 +96,19 @@ def test_an_interrupted_run_leaves_no_engine_behind(bench: Lab) -> None:
     assert rank_pids(bench) == []
 
 
+def test_left_at_once_where_no_switch_is_nobody_is_needed(bench: Lab) -> None:
+    asked(bench, SWITCHES + "count = 100\n")
+    process = bench.start()
+    bench.await_event(process, "parallelism")
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    code, out = bench.finish(process)
+    assert code == 4, out
+    assert "not restored" not in out
+    code, out = bench.harness("recover", "--runs", str(bench.runs))
+    assert code == 0, out
+
+
 def test_a_killed_rank_costs_no_token(bench: Lab) -> None:
     asked(bench, "")
     process = bench.start()

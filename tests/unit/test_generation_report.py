@@ -213,6 +213,19 @@ def test_the_report_shows_steps_switches_stages_and_migrations() -> None:
     assert parts["Migrations"].lines[0].startswith("1 with their KV, 1 computed anew, 1 did not")
 
 
+def test_what_was_given_up_is_told_and_units_only_where_figures_are() -> None:
+    row = {"instance": "g0:0", "reason": "rank 0 died", "requests": 12}
+    failed = event("parallelism", SWITCH, outcome="lost", error="g1 is out")
+    parts = generation_sections(
+        metrics_of([event("progress", PROGRESS), event("given_up", row), failed])
+    )
+    instances, switches = parts
+    assert instances.lines == (
+        "1 given up: dead, or without a token for too long; its requests went on",
+    )
+    assert switches.lines == ("0 made, 0 refused, 0 rolled back, 1 not undone",)
+
+
 def test_a_run_that_did_not_generate_has_no_such_parts() -> None:
     assert list(generation_sections({})) == []
 
