@@ -48,6 +48,8 @@ pytestmark = pytest.mark.emulated
 
 ODD = (sys.executable, str(Path(__file__).with_name("odd_rank.py")))
 LIMIT_NS = 10 * NS_PER_S
+START_NS = 60 * NS_PER_S
+"""For ranks to start: each imports torch, which takes its time on a machine that is busy."""
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +89,13 @@ class Bench:
             store=self.store,
             interface="lo",
             subgroups=subgroups,
-            timeout_ns=LIMIT_NS,
+            timeout_ns=START_NS,
         )
 
     async def start(self, world: int, *subgroups: tuple[int, ...]) -> RanksReady:
         groups = self.groups(world, *subgroups)
-        ready = await self.say(StartRanks(ranks=tuple(range(world)), groups=groups))
+        asked = StartRanks(ranks=tuple(range(world)), groups=groups)
+        ready = await self.say(asked, START_NS)
         assert isinstance(ready, RanksReady), ready
         self.pids = ready.pids
         return ready
@@ -430,7 +433,7 @@ def test_a_missing_peer_ends_the_start_and_leaves_no_process(store: str, tmp_pat
                 interface="lo",
                 timeout_ns=NS_PER_S,
             )
-            failed = await bench.say(StartRanks(ranks=(0, 1), groups=short))
+            failed = await bench.say(StartRanks(ranks=(0, 1), groups=short), START_NS)
             assert isinstance(failed, Failure), failed
             assert failed.error == "GroupsFailed"
             again = await bench.say(Hold())
@@ -454,9 +457,8 @@ def test_what_nccl_does_not_record_is_refused_or_dropped(
             )
             assert isinstance(refused, Failure)
             assert "NCCL_SECRET_KNOB" in refused.text
-            ready = await bench.say(
-                StartRanks(ranks=(0,), groups=groups, nccl_env={"NCCL_IB_TIMEOUT": "22"})
-            )
+            asked = StartRanks(ranks=(0,), groups=groups, nccl_env={"NCCL_IB_TIMEOUT": "22"})
+            ready = await bench.say(asked, START_NS)
             assert isinstance(ready, RanksReady), ready
             bench.pids = ready.pids
             assert ready.effective_env["NCCL_IB_TIMEOUT"] == "22"
@@ -474,9 +476,10 @@ from harness.wire.messages import Groups, StartRanks
 async def main():
     ranks = Ranks(print)
     groups = Groups(generation={Bench.generation + 1000}, world_size=2, store="{store}",
-                    interface="lo", timeout_ns=10**10)
+                    interface="lo", timeout_ns={START_NS})
     start = ranks.commands()[StartRanks]
-    ready = await start(StartRanks(ranks=(0, 1), groups=groups), time.monotonic_ns() + 10**10)
+    due_ns = time.monotonic_ns() + {START_NS}
+    ready = await start(StartRanks(ranks=(0, 1), groups=groups), due_ns)
     print(*ready.pids.values(), flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())
