@@ -29,6 +29,8 @@ SEND_NS = 20 * NS_PER_S
 _LOOK_S = 0.5
 _IDLE_S = 10.0
 _HEADER_MOST_BYTES = 65536
+_DROP_BYTES = 1 << 20
+"""Bytes for which there is no room are read so many at a time, and forgotten."""
 _LENGTH = struct.Struct("!I")
 
 
@@ -150,10 +152,10 @@ class Landing:
 
     def _listen(self) -> None:
         while not self._closed:
+            self.sweep()
             try:
                 line, _ = self._listener.accept()
             except TimeoutError:
-                self.sweep()
                 continue
             except OSError:
                 if self._closed:
@@ -191,7 +193,8 @@ class Landing:
         if not taken:
             if not 0 <= piece.size_bytes <= self._most_bytes:
                 raise Cut(f"a piece of {piece.size_bytes} bytes; a rank takes {self._most_bytes}")
-            _receive(line, piece.size_bytes)
+            for offset in range(0, piece.size_bytes, _DROP_BYTES):
+                _receive(line, min(_DROP_BYTES, piece.size_bytes - offset))
             return f"no room for {piece.size_bytes} bytes: {room} of {self._most_bytes} are free"
         landed = False
         try:
