@@ -5,8 +5,9 @@ one of two ways. A *free* engine (paced) runs by itself in rank 0, until a comma
 *lockstep* engine (vLLM, where each rank has a scheduler of its own) takes as many steps as it is
 told, the same on every rank, so that all ranks see each command between the same two steps.
 
-Only rank 0 tells outputs. A verb that fails raises; `Refused` and `UsageError` are answers,
-anything else makes the instance dead. Stamps are on the node's monotonic clock.
+Only rank 0 tells outputs. A verb that fails raises; `Refused` and `UsageError` are answers where
+all ranks raise them, anything else makes the instance dead. Stamps are on the node's monotonic
+clock.
 """
 
 from __future__ import annotations

@@ -133,8 +133,7 @@ class Paced:
     def sleep(self) -> int:
         """Free the weights and all KV; the groups stay. Nothing stays on the device."""
         up = self._up
-        if up.pace.state.requests:
-            raise Refused(f"{up.seat.instance.name} holds requests: withdraw them first")
+        self._refuse_if_used()
         up.weights = None
         up.kv.keep(())
         return 0
@@ -295,36 +294,35 @@ class Paced:
     ) -> tuple[int, ...]:
         """Time steps of a life cycle apart from the instance's own; rank 0 alone has times."""
         up = self._up
-        if up.pace.state.requests:
-            raise Refused(f"{up.seat.instance.name} holds requests: withdraw them first")
+        self._refuse_if_used()
+        if not batch and prefill_tokens > up.limits.step_max_tokens:
+            raise Refused(
+                f"{prefill_tokens} tokens are not prefilled in one step, which takes "
+                f"{up.limits.step_max_tokens}"
+            )
         up.pace.restart()
-        if up.seat.rank:
-            return ()
         apart = Pace(
             up.seat.instance.name,
             Batching(up.limits),
             costs_of(self._profile, up.seat.instance.layout),
             lambda _output: None,
         )
-        if batch:
-            for number in range(batch):
-                known = context_tokens - 1
-                request = Carried(f"timed{number}", known, steps + 2, 0, 1, known)
-                intake.import_with_kv(apart.state, request)
-                apart.opened(request)
-            return tuple(apart.time_steps(steps))
-        if prefill_tokens > up.limits.step_max_tokens:
-            raise Refused(
-                f"{prefill_tokens} tokens are not prefilled in one step, which takes "
-                f"{up.limits.step_max_tokens}"
-            )
         times_ns: list[int] = []
-        for _ in range(steps):
-            request = Carried("timed", prefill_tokens, 1, 0)
-            intake.submit(apart.state, request)
-            apart.opened(request)
-            times_ns += apart.time_steps(1)
+        for _ in range(1 if batch else steps):
+            if batch:
+                _decode(apart, batch, context_tokens - 1, steps + 2)
+            else:
+                _prefill(apart, prefill_tokens)
+            if up.seat.rank:  # it has refused what rank 0 refuses
+                break
+            times_ns += apart.time_steps(steps if batch else 1)
         return tuple(times_ns)
+
+    def _refuse_if_used(self) -> None:
+        """Raise `Refused` on all ranks where rank 0 holds requests."""
+        up = self._up
+        if up.group.broadcast(bool(up.pace.state.requests)):
+            raise Refused(f"{up.seat.instance.name} holds requests: withdraw them first")
 
     def stats(self) -> Stats:
         """Return where the instance stands; of use on rank 0 alone."""
@@ -359,6 +357,20 @@ class Paced:
         size = min(size, self._host.nbytes)
         first = min(seat.rank * size, self._host.nbytes - size)
         return self._host[first : first + size]
+
+
+def _decode(apart: Pace, batch: int, known_tokens: int, response_tokens: int) -> None:
+    """Let sequences decode that have one token of their response, and its KV."""
+    for number in range(batch):
+        request = Carried(f"timed{number}", known_tokens, response_tokens, 0, 1, known_tokens)
+        intake.import_with_kv(apart.state, request)
+        apart.opened(request)
+
+
+def _prefill(apart: Pace, prompt_tokens: int) -> None:
+    request = Carried("timed", prompt_tokens, 1, 0)
+    intake.submit(apart.state, request)
+    apart.opened(request)
 
 
 def limits_of(spec: EngineSpec, profile: Profile, layout: Layout) -> Limits:

@@ -149,6 +149,14 @@ def moved(left: Sequence[Carried], transfer: str) -> list[Work]:
     return [Work(carried=request, kv_transfer=transfer) for request in left]
 
 
+def refusal(engine: Paced, verb: Callable[[Paced], object]) -> str:
+    try:
+        verb(engine)
+    except Refused as error:
+        return str(error)
+    return ""
+
+
 def tokens_of(*places: Ranks) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for output in (output for place in places for output in place.told):
@@ -269,15 +277,41 @@ def test_an_engine_sleeps_only_when_empty_and_wakes_as_it_was(start: Start) -> N
 
 def test_steps_are_timed_in_real_time(start: Start) -> None:
     ranks = start("1xTP2")
+
+    def timed(*load: int) -> list[tuple[int, ...]]:
+        return ranks.all(lambda engine: engine.measure(*load))
+
     for load in ((8, 100, 0, 5), (0, 0, 512, 3)):
         began_ns = time.monotonic_ns()
-        times_ns = ranks.engines[0].measure(*load)
-        assert ranks.engines[1].measure(*load) == ()
+        times_ns, others = timed(*load)
+        assert others == ()
         assert len(times_ns) == load[-1]
         assert 0 < sum(times_ns) <= time.monotonic_ns() - began_ns
-    with pytest.raises(Refused, match="one step"):
-        ranks.engines[0].measure(0, 0, 4096, 1)
     assert ranks.engines[0].stats().steps == 0
+
+
+@pytest.mark.parametrize(
+    ("verb", "reason"),
+    [
+        (lambda engine: engine.measure(0, 0, 4096, 1), "one step"),
+        (lambda engine: engine.measure(0, 0, 1000, 1), "all of the KV cache holds 512"),
+        (lambda engine: engine.measure(9, 100, 0, 1), "KV blocks"),
+    ],
+)
+def test_what_cannot_be_timed_every_rank_refuses(
+    start: Start, verb: Callable[[Paced], object], reason: str
+) -> None:
+    ranks = start("1xTP2", msgspec.structs.replace(SPEC, kv_max_tokens=512))
+    told = ranks.all(lambda engine: refusal(engine, verb))
+    assert [reason in one for one in told] == [True, True], told
+
+
+def test_an_instance_in_use_is_neither_timed_nor_put_to_sleep_by_any_rank(start: Start) -> None:
+    ranks = start("1xTP2")
+    ranks.submit(works(1))
+    told = ranks.all(lambda engine: refusal(engine, lambda one: one.measure(1, 100, 0, 1)))
+    told += ranks.all(lambda engine: refusal(engine, Paced.sleep))
+    assert ["holds requests" in one for one in told] == [True] * 4
 
 
 def test_what_cannot_run_is_refused_with_the_reason(start: Start) -> None:
