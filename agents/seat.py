@@ -153,7 +153,9 @@ class Seat(asyncio.Protocol):
         self._pending.clear()
 
     def kill(self) -> None:
-        """Kill the child; its end is no news then."""
+        """Kill the child; its end is no news then. Harmless when it is gone."""
+        if self._end is not None:
+            return  # the number of its handle may be another's by now
         self._loop.remove_reader(self.child.pidfd)
         self.cause = self.cause or "was stopped"
         self.child.kill()

@@ -35,9 +35,8 @@ def merged(answers: Sequence[Any]) -> Any:
     changed: dict[str, Any] = {}
     if "spans" in leader.__struct_fields__:
         changed["spans"] = joined(span for answer in answers for span in answer.spans)
-    for name in ("moved_bytes", "kept_bytes"):
-        if name in leader.__struct_fields__:
-            changed[name] = sum(getattr(answer, name) for answer in answers)
+    if "moved_bytes" in leader.__struct_fields__:
+        changed["moved_bytes"] = sum(answer.moved_bytes for answer in answers)
     if "sent_bytes" in leader.__struct_fields__:
         sent: Counter[str] = Counter()
         for answer in answers:

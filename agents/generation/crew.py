@@ -189,6 +189,7 @@ class Crew:
 
     async def end(self) -> None:
         """Kill its processes, see them gone, give its ports back. Raises `Unkillable`."""
+        self.dead = self.dead or "it was torn down"
         self._awake = False
         for seat in self.seats:
             seat.kill()
@@ -258,7 +259,7 @@ class Crew:
         """Have one grant taken; return whether there is more to do, or was ordered meanwhile."""
         ordered = self._ordered
         steps = self._steps
-        due_ns = time.monotonic_ns() + _GRANT_LIMIT_NS
+        due_ns = max([time.monotonic_ns(), *self._dues_ns]) + _GRANT_LIMIT_NS  # behind orders
         try:
             taken: list[Stepped] = await self.orders([Steps(steps=steps)] * len(self.seats), due_ns)
         except OrderFailed as error:

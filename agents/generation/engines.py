@@ -82,8 +82,10 @@ class Engines:
 
     async def _started(self, gpus: Sequence[int], due_ns: int, log: str = "") -> list[Seat]:
         """Start a process for each GPU; they are ready. Raises `OrderFailed`, and leaves none."""
-        seats = [await self._start(gpu, log) for gpu in gpus]
+        seats: list[Seat] = []
         try:
+            for gpu in gpus:
+                seats += [await self._start(gpu, log)]
             readies = await ask_all(dict.fromkeys(seats, Start(spec=self.spec)), due_ns)
         except BaseException:
             for seat in seats:
@@ -93,8 +95,6 @@ class Engines:
         return seats
 
     async def _start(self, gpu: int, log: str) -> Seat:
-        if self._ended:
-            raise Refused("generation was closed meanwhile")
         seat = await Seat.started(
             f"rank of GPU {gpu}",
             gpu,
@@ -105,13 +105,16 @@ class Engines:
             news=self._news,
         )
         self._seats.add(seat)
+        if self._ended:  # who closes has not seen this one
+            await self._discard(seat)
+            raise Refused("generation was closed meanwhile")
         return seat
 
     async def _discard(self, seat: Seat) -> None:
         """Kill a process and see it gone. Raises `Unkillable`."""
         seat.kill()
-        self._seats.discard(seat)
         await seat.end()
+        self._seats.discard(seat)
 
     def _news(self, seat: Seat, told: Message) -> None:
         """Take what a rank says unasked, or its death."""
@@ -217,13 +220,14 @@ class Engines:
         """End an instance that lives, as `strategy` says. Raises `OrderFailed`."""
         if strategy == "pool":
             await self._lull(crew, due_ns)
-            del self.up[crew.instance.name]
-            return
-        await crew.leave(due_ns, ends=strategy == "restart")
-        if strategy == "restart":
+        else:
+            await crew.leave(due_ns, ends=strategy == "restart")
+        if strategy == "restart" or crew.dead:  # dead: by force meanwhile
             await self._bury(crew)
             return
         del self.up[crew.instance.name]
+        if strategy == "pool":
+            return
         crew.ports.close()
         for seat in crew.seats:
             del self._crew_of[seat]
@@ -238,8 +242,8 @@ class Engines:
             del self.up[crew.instance.name]
         for seat in crew.seats:
             self._crew_of.pop(seat, None)
-            self._seats.discard(seat)
         await crew.end()
+        self._seats.difference_update(crew.seats)
 
     # -- the pool ------------------------------------------------------------------------------
 

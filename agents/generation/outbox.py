@@ -79,6 +79,6 @@ def _joined(before: Output, output: Output) -> Output:
         count=before.count + output.count,
         ids=before.ids + output.ids,
         first_ns=before.first_ns if before.count else output.first_ns,
-        last_ns=output.last_ns,
+        last_ns=output.last_ns if output.count else before.last_ns,
         ended=output.ended,
     )

@@ -63,14 +63,17 @@ class Rank:
 
     def control(self) -> None:
         """Read orders until the agent is gone, then end the process, whatever it is doing."""
+        try:
+            self._read()
+        except ConnectionError:
+            pass  # the agent is gone
+        except BaseException:  # without this thread, nobody would ever notice the line's end
+            traceback.print_exc()
+        os.killpg(0, signal.SIGKILL)  # with all that the engine has started
+
+    def _read(self) -> None:
         unpacker = Unpacker(FRAMES)
-        while True:
-            try:
-                data = self._line.recv(1 << 18)
-            except ConnectionError:
-                data = b""
-            if not data:
-                os.killpg(0, signal.SIGKILL)  # with all that the engine has started
+        while data := self._line.recv(1 << 18):
             for frame in unpacker.feed(data):
                 if isinstance(frame.body, WhereAreYou):
                     faulthandler.dump_traceback(sys.stderr, all_threads=True)
@@ -89,17 +92,20 @@ class Rank:
     def work(self) -> None:
         """Do orders as they come, and run a free engine in between; never returns."""
         while True:
-            if self._verbs and self._verbs.leads and not self._verbs.engine.lockstep:
-                self._run(self._verbs.engine)
+            if not self._orders:  # those that wait already are done before the next step
+                self._run()
             with self._lock:
                 while not self._orders:
                     self._lock.wait()
                 frame = self._orders.popleft()
             self._do(frame)
 
-    def _run(self, engine: Engine) -> None:
+    def _run(self) -> None:
+        """Let a free engine run until an order comes."""
+        if self._verbs is None or not self._verbs.leads or self._verbs.engine.lockstep:
+            return
         try:
-            engine.run(self._wait)
+            self._verbs.engine.run(self._wait)
         except Exception as error:  # whatever it raises is the engine's end
             self._fail(0, error)
 

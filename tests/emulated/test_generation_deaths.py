@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from generation_node import Node, layout, node, run, scripted, until
 
+from agents.generation.orders import FRAMES
+from agents.seat import Seat
 from harness.clock import NS_PER_S
 from harness.processes import start_ticks
 from harness.wire.generation import (
@@ -271,6 +275,89 @@ def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
             failure = await n.fails(asked)
             assert "no such engine" in failure.text
             assert not n.living()
+
+    run(test())
+
+
+def test_a_start_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
+    honest, counted = Seat.started, itertools.count()
+
+    async def second_fails(*args: Any, **more: Any) -> Seat:
+        if next(counted) == 1:
+            raise OSError("no more processes")
+        return await honest(*args, **more)
+
+    async def test() -> None:
+        async with node(tmp_path) as n:
+            await n.open(scripted(), gpus=2)
+            (pair,) = layout("1xTP2", 2)
+            await n.build([pair])
+            await n.tear_down([pair], "restart")
+            monkeypatch.setattr(Seat, "started", second_fails)
+            with pytest.raises(OSError, match="no more processes"):
+                await n.build([pair])
+            assert not n.living()
+            await n.build([pair])
+
+    run(test())
+
+
+def test_a_process_that_starts_while_generation_is_closed_is_ended(
+    tmp_path: Path, monkeypatch
+) -> None:
+    honest, begun, closed = Seat.started, asyncio.Event(), asyncio.Event()
+    pids: list[int] = []
+
+    async def slow(*args: Any, **more: Any) -> Seat:
+        seat = await honest(*args, **more)
+        pids.append(seat.child.pid)
+        begun.set()
+        await closed.wait()
+        return seat
+
+    async def test() -> None:
+        async with node(tmp_path) as n:
+            monkeypatch.setattr(Seat, "started", slow)
+            asked = OpenGeneration(spec=scripted(), gpus=1, address="127.0.0.1")
+            opening = asyncio.create_task(n.say(asked))
+            await begun.wait()
+            await n.ask(CloseGeneration(), Done)
+            closed.set()
+            assert "closed meanwhile" in getattr(await opening, "text", "")
+            assert start_ticks(pids[0]) is None
+
+    run(test())
+
+
+def test_a_line_that_makes_no_sense_ends_the_rank(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with node(tmp_path) as n:
+            await n.open(scripted(), gpus=1)
+            (seat,) = n.seats()
+            seat._transport.write(b"\0\0\0\1\xc1")
+            await until(lambda: not n.living())
+
+    run(test())
+
+
+def test_what_is_gone_is_killed_without_touching_others(tmp_path: Path) -> None:
+    async def test() -> None:
+        sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+        seat = await Seat.started(
+            "it", 0, sleeper, env=os.environ, log=None, decoder=FRAMES, news=lambda *_: None
+        )
+        seat.kill()
+        await seat.end()
+        read, write = os.pipe()
+        other = os.dup2(read, seat.child.pidfd)
+        heard = asyncio.Event()
+        asyncio.get_running_loop().add_reader(other, heard.set)
+        seat.kill()
+        os.write(write, b"x")
+        await heard.wait()
+        asyncio.get_running_loop().remove_reader(other)
+        for handle in (read, write, other):
+            os.close(handle)
 
     run(test())
 

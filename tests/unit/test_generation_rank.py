@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from agents.generation.answers import joined, merged
+from agents.generation.base import Wait
 from agents.generation.crew import GRANT_NS, next_grant
 from agents.generation.events import Events, Forgotten
 from agents.generation.memory import cpu_room, gpu_room, paced_room, place_problems
 from agents.generation.orders import Stepped
 from agents.generation.outbox import BATCH_NS, Outbox
+from agents.generation.rank import Rank
 from harness.model.layout import parse_layout
 from harness.model.load import load_profile
 from harness.model.placement import Instance, place
@@ -96,6 +101,14 @@ def test_tokens_that_differ_leave_apart_and_in_order(then: Output) -> None:
     assert outbox.take(0) == (output("a", 0), then)
 
 
+def test_an_end_without_tokens_does_not_make_the_last_token_later() -> None:
+    outbox = Outbox()
+    outbox.add(output("a", 5))
+    outbox.add(msgspec.structs.replace(output("a", 6, 0, ended="aborted"), last_ns=DAY_NS))
+    (left,) = outbox.take(0)
+    assert (left.count, left.last_ns, left.ended) == (1, 5, "aborted")
+
+
 def test_nothing_follows_an_end() -> None:
     outbox = Outbox()
     outbox.add(output("a", 0, ended="aborted"))
@@ -133,6 +146,30 @@ def test_the_leader_answers_with_the_bytes_of_all() -> None:
     assert merged(refused) == refused[0]
     stepped = [Stepped(steps=2, elapsed_ns=number, more=True) for number in (5, 6)]
     assert merged(stepped) == stepped[0]
+
+
+# -- a rank's main thread ------------------------------------------------------------------------
+
+
+def test_orders_that_wait_are_done_before_the_engine_steps_again(monkeypatch) -> None:
+    class Over(BaseException):
+        pass
+
+    def run(_wait: Wait) -> None:
+        done.append("steps")
+        raise Over
+
+    done: list[Any] = []
+    engine = SimpleNamespace(lockstep=False, run=run)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        rank = Rank(ours, {})
+        monkeypatch.setattr(rank, "_verbs", SimpleNamespace(leads=True, engine=engine))
+        monkeypatch.setattr(rank, "_do", done.append)
+        monkeypatch.setattr(rank, "_orders", deque(["first", "second"]))
+        with pytest.raises(Over):
+            rank.work()
+    assert done == ["first", "second", "steps"]
 
 
 # -- grants of steps ------------------------------------------------------------------------------
