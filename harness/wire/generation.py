@@ -107,7 +107,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepared(Message, frozen=True, kw_only=True, tag="prepared_layout"):
-    """It could. A switch that begins now is this node's only one until it ends."""
+    """It could, as things are now; nothing is reserved."""
 
     memory: tuple[Memory, ...]
 
