@@ -184,6 +184,28 @@ def test_many_steps_at_a_short_context_stay_near_it() -> None:
     assert found.tables[0].step_us[2][0] == pytest.approx(expected_us, rel=0.001)
 
 
+def test_the_shortest_context_is_measured_as_short_as_it_can_be() -> None:
+    found, _ = run(Node(), grid=Grid((1, 4), (1, 64), (64,)))
+    assert found.tables[0].context_tokens == (1, 64)
+
+
+def test_many_steps_take_no_more_room_than_are_made_at_once() -> None:
+    found, _ = run(Node(), grid=Grid((1,), (128, 4000), (64,)), steps=500)
+    assert found.tables[0].context_tokens == (128, 4000)
+
+
+def test_a_layout_whose_timing_is_refused_is_left_out_and_the_next_is_measured() -> None:
+    class Refusing(Node):
+        def done(self, body: Any) -> Message:
+            if isinstance(body, MeasureSteps) and self.up[body.instance].tp == 1:
+                return Failure(error="Refused", text="its KV is too small")
+            return super().done(body)
+
+    found, _ = run(Refusing())
+    assert [table.tp for table in found.tables] == [2]
+    assert found.left_out["1xTP1"] == ("its KV is too small",)
+
+
 def test_a_layout_that_cannot_be_is_left_out_with_its_reason() -> None:
     node = Node()
     node.impossible = {2: "TP 2 does not divide the 1 KV heads"}

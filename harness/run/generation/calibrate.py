@@ -190,7 +190,7 @@ class _Calibration:
             blocks=capacity.blocks,
             block_tokens=capacity.block_tokens,
         )
-        grid, left = fitting(self._asked.grid, room, self._asked.steps)
+        grid, left = fitting(self._asked.grid, room, min(self._asked.steps, BURST_STEPS))
         self._found.left_out[str(layout)] = tuple(left)
         decode, prefill = await self._measure(instance, grid)
         table, doubts = table_of(layout, grid, decode, prefill, "")
@@ -198,15 +198,9 @@ class _Calibration:
         self._found.doubts[str(layout)] = tuple(doubts)
 
     async def _build(self, instance: Instance) -> tuple[tuple[Memory, ...], Capacity]:
-        try:
-            prepare = Prepare(instances=(instance,), strategy="rebuild")
-            prepared = await self._ask(prepare, Prepared)
-            built = await self._ask(Build(instances=(instance,), strategy="rebuild"), Built)
-        except CommandFailed as error:
-            failure = error.failures[self._asked.node]
-            if failure.error in CANNOT:
-                raise UsageError(failure.text) from error
-            raise
+        prepare = Prepare(instances=(instance,), strategy="rebuild")
+        prepared = await self._ask(prepare, Prepared)
+        built = await self._ask(Build(instances=(instance,), strategy="rebuild"), Built)
         capacity, facts = built.capacities[instance.name], self._opened.facts
         self._session.record.event(
             "engine",
@@ -254,7 +248,7 @@ class _Calibration:
         times_ns: list[int] = []
         while len(times_ns) < steps:
             burst = min(BURST_STEPS, steps - len(times_ns))
-            begin = max(CONTEXT_MIN_TOKENS, context - burst // 2) if batch else 0
+            begin = context - burst // 2 if batch else 0
             times_ns += await self._times(instance, batch, begin, prefill, burst)
         point = point_of(times_ns)
         self._session.record.event(
@@ -277,7 +271,7 @@ class _Calibration:
         measure = MeasureSteps(
             instance=instance.name,
             batch=batch,
-            context_tokens=context,
+            context_tokens=max(context, CONTEXT_MIN_TOKENS) if batch else 0,
             prefill_tokens=prefill,
             steps=steps,
         )
@@ -288,7 +282,14 @@ class _Calibration:
         return times_ns
 
     async def _ask(self, body: Message, reply: type[R]) -> R:
-        return await self._session.bench.ask(self._asked.node, body, reply, self._asked.timeout_ns)
+        """Ask the node; raises `UsageError` where it says that this layout cannot."""
+        node, bench = self._asked.node, self._session.bench
+        try:
+            return await bench.ask(node, body, reply, self._asked.timeout_ns)
+        except CommandFailed as error:
+            if (failure := error.failures[node]).error in CANNOT:
+                raise UsageError(failure.text) from error
+            raise
 
     def _weigh(self, layout: Layout, memory: tuple[Memory, ...], capacity: Capacity) -> None:
         """Account for a GPU's memory: what is not of weights and KV is workspace, at most."""
