@@ -46,6 +46,7 @@ def import_vllm() -> Any:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process a rank, and that is ours
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # by NUMA node it refuses two ranks on one
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_RPC_BASE_PATH": "@vllm",  # abstract sockets: files in /tmp, vLLM never removes
         "HF_HUB_OFFLINE": "1",
     }
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

@@ -95,7 +95,9 @@ def _switches(metrics: Metrics) -> Iterator[Section]:
     lines = (*_outcomes(metrics), *(SWITCH_UNITS if made else ()))
     yield Section("Switches of layouts", lines, SWITCHES, rows)
     if made:
-        columns = ("ms", *(_way(labels) for labels in made))
+        several = len({labels["step"] for labels in made}) > 1
+        ways = (_way(labels) + f" step {labels['step']}" * several for labels in made)
+        columns = ("ms", *ways)
         title = "Stages of switches: mean ms; with the residual (messages) they sum to the total"
         yield Section(title, (), columns, list(_stages(metrics, made)))
 

@@ -204,8 +204,8 @@ def _parts(events: Iterable[Event]) -> dict[str, str]:
             )
         elif event.stream == "engine":
             kv_tokens = data["blocks"] * data["block_tokens"]
-            parts[data["instance"]] = (
-                f"{data['layout']}: {data['engine']}, {data['version']}, on {data['device']}; "
+            parts[f"{data['instance']} {data['layout']}"] = (  # GPUs may see several layouts
+                f"{data['engine']}, {data['version']}, on {data['device']}; "
                 f"KV of {kv_tokens:,} tokens, {data['weights_bytes'] / 1e6:,.1f} MB of weights held"
             )
     return parts

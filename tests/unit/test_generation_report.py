@@ -213,6 +213,13 @@ def test_the_report_shows_steps_switches_stages_and_migrations() -> None:
     assert parts["Migrations"].lines[0].startswith("1 with their KV, 1 computed anew, 1 did not")
 
 
+def test_stages_of_several_steps_are_told_apart() -> None:
+    rows = [event("parallelism", SWITCH, step=number) for number in (1, 3)]
+    stages = list(generation_sections(metrics_of(rows)))[-1]
+    way = "4xTP1 > 2xTP2 rebuild"
+    assert stages.columns == ("ms", f"{way} step 1", f"{way} step 3")
+
+
 def test_what_was_given_up_is_told_and_units_only_where_figures_are() -> None:
     row = {"instance": "g0:0", "reason": "rank 0 died", "requests": 12}
     failed = event("parallelism", SWITCH, outcome="lost", error="g1 is out")
@@ -254,6 +261,8 @@ def test_engines_are_parts_of_the_bench() -> None:
         seed=0,
         versions={},
     )
-    (said,) = summarise([start, event("engine", engine)]).parts.values()
-    assert said.startswith("TP2: paced, profile of X on Y, on an emulated Y; KV of 1,600 tokens")
+    parts = summarise([start, event("engine", engine), event("engine", engine, layout="EP2")]).parts
+    assert list(parts) == ["g0:0-1 TP2", "g0:0-1 EP2"]
+    said = parts["g0:0-1 TP2"]
+    assert said.startswith("paced, profile of X on Y, on an emulated Y; KV of 1,600 tokens")
     assert said.endswith("2,000.0 MB of weights held")
