@@ -66,7 +66,8 @@ class Ranks:
         self._logs = logs or (Path(folder) if folder else None)
         self._seats: dict[int, Seat] = {}
         self._burial: asyncio.Task[str] | None = None
-        self._ending = asyncio.Lock()
+        self._changing = asyncio.Lock()
+        """Held while ranks come or go: those that are stopped are all there are."""
 
     def commands(self) -> dict[type[Message], Handler]:
         """Return who answers what."""
@@ -95,14 +96,16 @@ class Ranks:
     async def _start(self, asked: StartRanks, deadline_ns: int) -> Message:
         if self._burial is not None:
             await self._burial
-        if self._seats:
-            running = ", ".join(str(rank) for rank in self._seats)
-            return Failure(error="Busy", text=f"ranks {running} are here already: stop them first")
         if refused := sorted(set(asked.nccl_env) - set(NCCL_ALLOWED)):
             return Failure(error="Refused", text=f"not on the list of NCCL variables: {refused}")
-        env = self._environment(asked.nccl_env)
-        for local, rank in enumerate(asked.ranks):
-            await self._seat(rank, local, env)
+        async with self._changing:
+            if self._seats:
+                here = ", ".join(str(rank) for rank in self._seats)
+                text = f"ranks {here} are here already: stop them first"
+                return Failure(error="Busy", text=text)
+            env = self._environment(asked.nccl_env)
+            for local, rank in enumerate(asked.ranks):
+                await self._seat(rank, local, env)
         answer = await self._order(MakeGroups(groups=asked.groups), deadline_ns)
         if isinstance(answer, Failure):
             await self._end_all()
@@ -142,7 +145,7 @@ class Ranks:
 
     async def _end_all(self) -> str:
         """Kill all ranks, see them gone; return what could not be killed, in words."""
-        async with self._ending:
+        async with self._changing:
             self._kill_all()
             seats = list(self._seats.values())
             ends = await asyncio.gather(*(seat.end() for seat in seats), return_exceptions=True)

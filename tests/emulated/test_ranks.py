@@ -444,6 +444,21 @@ def test_a_missing_peer_ends_the_start_and_leaves_no_process(store: str, tmp_pat
     run(test())
 
 
+def test_ranks_stopped_while_they_start_are_all_stopped(store: str, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with opened(store, tmp_path) as bench:
+            asked = StartRanks(ranks=(0, 1, 2), groups=bench.groups(3))
+            started, again, stopped = await asyncio.gather(
+                bench.say(asked, START_NS), bench.say(asked, START_NS), bench.say(StopRanks())
+            )
+            assert isinstance(stopped, Done)
+            assert getattr(started, "error", "") == "RankDied"
+            assert getattr(again, "error", "") == "Busy"
+            assert getattr(await bench.say(Hold()), "error", "") == "NoRanks"
+
+    run(test())
+
+
 def test_what_nccl_does_not_record_is_refused_or_dropped(
     store: str, tmp_path: Path, monkeypatch
 ) -> None:
