@@ -45,8 +45,12 @@ class Candidate:
 
     def takes(self, known_tokens: int) -> bool:
         """Whether it accepts one more, which begins with `known_tokens`."""
+        return self.seats(known_tokens) or (self.accepting and self.waiting < WAITING_MAX)
+
+    def seats(self, known_tokens: int) -> bool:
+        """Whether it has a seat for it, and KV."""
         seated = self.requests < self.sequences_max and known_tokens <= self.kv_free_tokens
-        return self.accepting and (seated or self.waiting < WAITING_MAX)
+        return self.accepting and seated
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,12 @@ def route(wanted: Wanted, candidates: Iterable[Candidate]) -> Candidate | None:
         if home in able and not _overloaded(able[home], least):
             return able[home]
     return least
+
+
+def seat(wanted: Wanted, candidates: Iterable[Candidate]) -> Candidate | None:
+    """Return the least loaded one in which a request would not wait; None: it would in all."""
+    able = (c for c in candidates if _could(wanted, c) and c.seats(wanted.known_tokens))
+    return min(able, key=lambda candidate: candidate.load, default=None)
 
 
 def nowhere(wanted: Wanted, candidates: Sequence[Candidate]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -153,6 +154,44 @@ def test_abort_races_with_the_finish() -> None:
                     left = await fleet.withdraw(["n0:0"], ids=ids, timeout_ns=T)
                     fleet.requeue(left.ids)
                 await clock.sleep_ns(NS_PER_MS)
+            await finished(fleet)
+
+    run_virtually(main())
+
+
+def test_what_an_engine_ends_unasked_goes_on_while_another_is_being_withdrawn() -> None:
+    async def main() -> None:
+        bench = FakeBench()
+        async with up(bench) as fleet:
+            fleet.add(requests(8, response=400))
+            await some_tokens(fleet, 200)
+            one, other = fleet.ledger.at("n0:0")
+            bench.lose_answer("n0", Withdraw)
+            slow = asyncio.create_task(fleet.withdraw(["n0:0"], ids=[other], timeout_ns=T))
+            await bench.clock.sleep_ns(0)
+            unasked = Withdraw(instances=("n0:0",), ids=(one,))
+            async with bench.engine("n0:0").free:
+                bench.engine("n0:0").withdraw(one, unasked, {})
+            fleet.requeue((await slow).ids)
+            await finished(fleet)
+
+    run_virtually(main())
+
+
+def test_one_request_is_withdrawn_whatever_else_is_on_its_way() -> None:
+    async def main() -> None:
+        bench = FakeBench()
+        async with up(bench) as fleet:
+            fleet.add(requests(4, response=400))
+            await some_tokens(fleet, 40)
+            (id_,) = fleet.ledger.at("n0:0")
+            bench.lose_answer("n0", Submit)
+            bench.lose_answer("n0", Submit)
+            fleet.add(requests(16, response=400)[4:])
+            await fleet.until(lambda: bool(fleet.places["n0:0"].arriving), T)
+            left = await fleet.withdraw(["n0:0"], ids=[id_], timeout_ns=NS_PER_S // 2)
+            assert left.ids == (id_,)
+            fleet.requeue(left.ids)
             await finished(fleet)
 
     run_virtually(main())

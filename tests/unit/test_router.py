@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.model.layout import Layout
-from harness.scheduling.router import WAITING_MAX, Candidate, Wanted, nowhere, route
+from harness.scheduling.router import WAITING_MAX, Candidate, Wanted, nowhere, route, seat
 from harness.scheduling.speed import Speeds
 from harness.scheduling.watchdog import RESTARTS_MAX, look, may_restart, stalled
 
@@ -52,6 +52,14 @@ def test_only_a_few_wait_at_an_instance() -> None:
     assert chosen(ONE, at("a", **full | {"waiting": WAITING_MAX})) is None
     assert chosen(ONE, at("a", 3, kv_free_tokens=9, waiting=WAITING_MAX)) is None
     assert chosen(ONE, at("a", 3, kv_free_tokens=10, waiting=WAITING_MAX)) == "a"
+
+
+def test_a_seat_is_where_a_request_would_not_wait() -> None:
+    full = {"requests": 8, "waiting": 0}
+    found = seat(ONE, [at("a", **full), at("b", 7), at("c", 6, kv_free_tokens=9)])
+    assert found is not None
+    assert found.name == "b"
+    assert seat(ONE, [at("a", **full), at("b", accepting=False)]) is None
 
 
 def test_why_it_can_run_nowhere() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from harness.clock import NS_PER_S
+from harness.tasks import end
 
 
 class Changes:
@@ -63,10 +64,7 @@ class Background:
 
     async def close(self) -> None:
         """Cancel all and see them ended."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(self._tasks)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

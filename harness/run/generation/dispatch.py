@@ -12,7 +12,7 @@ from harness.run.generation.changes import Background
 from harness.run.generation.ledger import Entry
 from harness.run.generation.places import Place
 from harness.run.generation.roster import Roster
-from harness.scheduling.router import Candidate, Wanted, nowhere, route
+from harness.scheduling.router import Candidate, Wanted, nowhere, route, seat
 from harness.wire.asks import CommandFailed
 from harness.wire.generation import Submit, Submitted, Work
 
@@ -60,6 +60,13 @@ class Dispatcher:
         """Look for places soon: something has changed."""
         self._wanted.set()
 
+    def seat_for(self, id_: str) -> Place | None:
+        """Return the least loaded instance that has a seat for a request at once, if one has."""
+        living = self._roster.living
+        wanted = self._wanted_of(self._ledger.entries[id_], living)
+        chosen = seat(wanted, map(self._candidate, living))
+        return self._places[chosen.name] if chosen else None
+
     async def run(self, beside: Background) -> None:
         """Send requests as long as the fleet is open."""
         while True:
@@ -89,7 +96,7 @@ class Dispatcher:
             self._take_back(place, ids)
             raise
         finally:
-            place.under_way -= len(ids)
+            place.arriving.difference_update(ids)
             self._roster.changes.happened()
         for id_, reason in answer.refused.items():
             self._refusals.setdefault(id_, {})[place.serial] = reason
@@ -98,7 +105,8 @@ class Dispatcher:
 
     def _note_sent(self, id_: str, place: Place) -> None:
         self._ledger.send(id_, place.name)
-        place.under_way += 1
+        place.moving.pop(id_, None)
+        place.arriving.add(id_)
         place.sent_since += 1
 
     def _take_back(self, place: Place, ids: Iterable[str]) -> None:
@@ -155,11 +163,11 @@ class Dispatcher:
 
     def _candidate(self, place: Place) -> Candidate:
         name, capacity = place.name, place.capacity
-        kv_tokens = self._ledger.known_tokens_at(name)
+        kv_tokens = self._ledger.known_tokens_at(name) + sum(place.moving.values())
         candidate = Candidate(
             name=name,
             accepting=place.accepting,
-            requests=len(self._ledger.at(name)),
+            requests=self._ledger.count_at(name) + len(place.moving),
             waiting=(place.stats.waiting if place.stats else 0) + place.sent_since,
             sequences_max=capacity.sequences_max,
             kv_free_tokens=capacity.blocks * capacity.block_tokens - kv_tokens,

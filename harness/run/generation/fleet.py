@@ -102,7 +102,7 @@ class Fleet:
         )
         self._dispatcher = Dispatcher(
             self._roster,
-            changing=lambda: self.changing.locked() or self._keeper.starting(),
+            changing=lambda: self.changing.locked() or self._keeper.starting > 0,
             failed=self._keeper.give_up,
         )
         self._watching = Watching(
@@ -153,6 +153,11 @@ class Fleet:
         """Requests that wait here for an instance."""
         return self._dispatcher.queued
 
+    @property
+    def instances(self) -> int:
+        """How many live, or are being started again."""
+        return len(self._roster.living) + self._keeper.starting
+
     # -- engines ------------------------------------------------------------------------
 
     async def prepare(
@@ -201,7 +206,7 @@ class Fleet:
         }
         answers = await self._nodes.each(bodies, Torn, timeout_ns)
         if force:  # what they still told comes to nothing, before they are built anew
-            await self._watching.caught_up(answers, MESSAGE_NS + WATCH_NS)
+            await self._watching.caught_up(answers, 2 * (MESSAGE_NS + WATCH_NS))
         for place in places:
             if place.node in answers or place.node in self.lost:
                 self.places.pop(place.name, None)
@@ -245,6 +250,10 @@ class Fleet:
             self.ledger.requeue(id_)
         self._dispatcher.queue(ids, ahead=True)
 
+    def seat_for(self, id_: str) -> Place | None:
+        """Return the least loaded instance that has a seat for a request at once, if one has."""
+        return self._dispatcher.seat_for(id_)
+
     async def submit_to(self, name: str, works: Sequence[Work], timeout_ns: int) -> Submitted:
         """Send held requests to one instance, past the router; those it refuses stay held."""
         return await self._dispatcher.submit(self.places[name], works, timeout_ns)
@@ -282,6 +291,10 @@ class Fleet:
         Returns whether it holds in the end. Raises `StepFailed` when no instance is left.
         """
         return await self._changes.until(predicate, timeout_ns)
+
+    def look(self) -> None:
+        """Let whoever waits for more than the fleet alone brings about look again."""
+        self._changes.happened()
 
     # -- inside -------------------------------------------------------------------------
 

@@ -61,9 +61,10 @@ class Keeper:
         self.check_alive()
         self._changes.happened()
 
-    def starting(self) -> bool:
-        """Whether an instance is to come back."""
-        return self._starting > 0
+    @property
+    def starting(self) -> int:
+        """Instances that are to come back."""
+        return self._starting
 
     def check_alive(self) -> None:
         """Fail whoever waits, if no instance lives and nobody is about to change that."""

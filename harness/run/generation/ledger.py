@@ -121,6 +121,14 @@ class Ledger:
         """Return the ids that an instance has, in the order they were sent there."""
         return tuple(self._at.get(name, ()))
 
+    def count_at(self, name: str) -> int:
+        """Return how many requests an instance has."""
+        return len(self._at.get(name, ()))
+
+    def generating(self, name: str) -> list[Entry]:
+        """Return what gives tokens in an instance: each has a seat there."""
+        return [entry for id_ in self._at.get(name, ()) if (entry := self.entries[id_]).resumed_ns]
+
     def known_tokens_at(self, name: str) -> int:
         """Return the context and output of all that an instance has: what its KV is to hold."""
         return self._known_tokens.get(name, 0)

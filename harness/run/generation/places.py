@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from harness.model.placement import Instance
 from harness.scheduling.watchdog import Life
@@ -30,12 +30,14 @@ class Place:
     admitting: bool = True
     """Whether the engine lets waiting requests in."""
     dead: str = ""
-    under_way: int = 0
+    arriving: set[str] = field(default_factory=set)
     """Requests on their way here: sent, and not answered yet."""
+    leaving: set[str] = field(default_factory=set)
+    """Requests that are being withdrawn: they end here because they were asked to."""
+    moving: dict[str, int] = field(default_factory=dict)
+    """Requests that are being moved here, and their known tokens: room is kept for them."""
     sent_since: int = 0
     """Requests sent that `stats` may not count yet."""
-    withdrawals: int = 0
-    """Under way now: requests that end here meanwhile were asked to."""
     built_in_round: int = 0
     """Watch of its node in which it was built: what that one tells may be of its predecessor."""
     life: Life | None = None

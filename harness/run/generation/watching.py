@@ -98,7 +98,9 @@ class Watching:
             entry = self._roster.ledger.apply(output, first_ns, last_ns)
             if entry is None or not output.ended:
                 continue
-            if entry.state == "held" and not self._roster.places[output.instance].withdrawals:
+            if entry.state == "held":
+                if entry.id in self._roster.places[output.instance].leaving:
+                    continue  # whoever withdraws it has it
                 self._roster.ledger.requeue(entry.id)
             if entry.state == "queued":
                 on.append(entry.id)
@@ -109,7 +111,7 @@ class Watching:
         before, stats = place.stats, self._mapped(place.node, told)
         place.stats = stats
         self._roster.preemptions += stats.preemptions - (before.preemptions if before else 0)
-        place.sent_since = place.under_way
+        place.sent_since = len(place.arriving)
         self._progress(place, stats)
         now_ns = self._roster.now_ns()
         place.life = look(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -49,18 +49,18 @@ class Withdrawing:
 
         Raises `StepFailed` where what was sent before is not answered, or output is not told.
         """
+        if not await self.roster.changes.until(
+            lambda: not any(_arriving(p, ids) for p in places if not p.dead), timeout_ns
+        ):
+            raise StepFailed(f"{_names(places)}: requests sent there were not answered in time")
+        bodies = {
+            node: Withdraw(instances=there, ids=ids, verb=verb, to=to)
+            for node, there in by_node(p for p in places if not p.dead).items()
+        }
+        asked = {place.name: ids or self.roster.ledger.at(place.name) for place in places}
         for place in places:
-            place.withdrawals += 1
+            place.leaving.update(asked[place.name])
         try:
-            if not await self.roster.changes.until(
-                lambda: not any(p.under_way for p in places if not p.dead), timeout_ns
-            ):
-                raise StepFailed(f"{_names(places)}: requests sent there were not answered in time")
-            bodies = {
-                node: Withdraw(instances=there, ids=ids, verb=verb, to=to)
-                for node, there in by_node(p for p in places if not p.dead).items()
-            }
-            asked = {place.name: ids or self.roster.ledger.at(place.name) for place in places}
             answers = await self.roster.nodes.each(bodies, Withdrawn, timeout_ns)
             left = Left()
             for node, answer in answers.items():
@@ -77,7 +77,7 @@ class Withdrawing:
             return left
         finally:
             for place in places:
-                place.withdrawals -= 1
+                place.leaving.difference_update(asked[place.name])
 
     def _hold(
         self, place: Place, ids: Iterable[str], carried: dict[str, Carried]
@@ -98,6 +98,11 @@ class Withdrawing:
             begin_ns=self.roster.session.at(node, span.begin_ns),
             end_ns=self.roster.session.at(node, span.end_ns),
         )
+
+
+def _arriving(place: Place, ids: Collection[str]) -> bool:
+    """Whether any of these, or of all, is on its way to a place: it could not be withdrawn yet."""
+    return not place.arriving.isdisjoint(ids) if ids else bool(place.arriving)
 
 
 def _names(places: Iterable[Place]) -> str:
