@@ -97,6 +97,11 @@ def generate_problems(generation: Generation | None, where: str, step: Generate)
     for key in ("stall_s", "stage_timeout_s", "timeout_s"):
         if not getattr(step, key) > 0:
             yield f"{where}.{key}: expected more than 0"
+    if step.requests == "migrate" and step.order != "rolling":
+        yield (
+            f'{where}.requests: with "migrate" requests move to nodes that go on generating; set '
+            'order = "rolling"'
+        )
     if step.count and not step.layouts:
         yield f"{where}.layouts: empty; name the layouts to switch through, in turn"
     if generation is None:
@@ -180,10 +185,20 @@ def generation_on(
         layout = parse_layout(text)
         if reasons := _never(generation, layout, bench, files):
             yield f"{where}: {text!r} cannot be on bench {bench.name!r}: {'; '.join(reasons)}"
-    if generation.engine == "vllm" and (bare := _without_gpus(generation, bench)):
-        for where, step in steps.items():
-            if step.strategy == "pool":
-                yield f"{where}.strategy: {CPU_FREES_NOTHING} on {bare[0]}; use rebuild or restart"
+    for where, step in steps.items():
+        yield from _step_on(generation, bench, where, step)
+
+
+def _step_on(generation: Generation, bench: Bench, where: str, step: Generate) -> Iterator[str]:
+    """Check what a step does to requests and engines against the nodes that generate."""
+    if step.requests == "migrate" and len(gpus_of(generation, bench)) < 2:
+        yield (
+            f"{where}.requests: bench {bench.name!r} has one node that generates, so no request "
+            'can "migrate" to another; use "abort" or "drain"'
+        )
+    pooled = generation.engine == "vllm" and step.strategy == "pool"
+    if pooled and (bare := _without_gpus(generation, bench)):
+        yield f"{where}.strategy: {CPU_FREES_NOTHING} on {bare[0]}; use rebuild or restart"
 
 
 def _layouts(generation: Generation, steps: Mapping[str, Generate]) -> Iterator[tuple[str, str]]:

@@ -117,15 +117,18 @@ class Generate(Strict, frozen=True, kw_only=True, tag_field="do", tag="generate"
     count: int = 0
     """0 with `layouts`: once through them."""
     strategy: Literal["restart", "rebuild", "pool"] = "rebuild"
-    requests: Literal["abort", "drain"] = "abort"
-    """What becomes of those that run: they leave with their partial output, or end first."""
+    requests: Literal["abort", "drain", "migrate"] = "abort"
+    """What becomes of those that run: they leave with their partial output; or they end first; or,
+    `order` being rolling, they move to instances of other nodes by `migrate_by`, as long as there
+    are seats: the rest leaves.
+    """
     order: Literal["at_once", "rolling"] = "at_once"
     """All nodes together, or node after node, the others generating."""
     rest_s: float = 2.0
     """Before the first switch, and from steady to the next."""
     migrations: int = 0
     migrate_by: Literal["auto", "kv", "recompute"] = "auto"
-    """`auto` takes what is expected to be faster, by what was measured so far."""
+    """How requests move: `auto` takes what is expected to be faster, as measured so far."""
     migrate_every_ms: float = 100.0
     stall_s: float = 10.0
     """An instance that has running requests and produces no token for so long is given up."""

@@ -30,6 +30,7 @@ SWITCH_STAGES = (
     "prepare",
     "stop_admitting",
     "drain",
+    "migrate",
     "withdraw",
     "teardown",
     "processes",
@@ -40,7 +41,7 @@ SWITCH_STAGES = (
     "first_token",
     "steady",
 )
-"""Of one switch of layouts, in order; requests end first only where they are drained."""
+"""Of one switch of layouts, in order; of what runs, what does not end or move is withdrawn."""
 
 
 def _ms(source: str) -> Field:

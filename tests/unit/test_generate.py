@@ -9,7 +9,7 @@ import pytest
 from generation_bench import FakeBench, requests, session_of
 from virtual_time import run_virtually
 
-from harness.clock import NS_PER_MS
+from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import StepFailed, UsageError
 from harness.model.layout import parse_layout
 from harness.model.replay import digest_of, replay_of
@@ -174,6 +174,47 @@ def test_when_no_instance_is_left_the_step_fails_and_says_why() -> None:
     assert len(rows(session, "generated")) == 2
 
 
+def test_when_all_nodes_are_lost_within_a_switch_the_step_fails_at_once() -> None:
+    bench = FakeBench()
+    session = session_of(bench)
+    session.generation_asked = asked(requests(24, response=2000))
+
+    async def lose_all() -> None:
+        while not any(isinstance(body, TearDown) for _, body in bench.asked):
+            await bench.clock.sleep_ns(NS_PER_MS)
+        for node in bench.nodes:
+            bench.lose(node)
+
+    async def main() -> None:
+        async with session.closing, beside(lose_all()):
+            with pytest.raises(StepFailed, match="no instance is left to generate"):
+                await generate(session, step(layouts=("2xTP2",), timeout_s=300.0), 0)
+            assert bench.clock.now_ns() < 30 * NS_PER_S
+
+    run_virtually(main())
+
+
+def test_moves_end_when_there_is_nowhere_to_move_to_any_more() -> None:
+    bench = FakeBench()
+    broken = Failure(error="Broken", text="out of memory")
+    session = session_of(bench)
+    session.generation_asked = asked(requests(24, response=100))
+    everything = step(migrations=10**6, migrate_every_ms=0.0, timeout_s=60.0)
+
+    async def die() -> None:
+        await bench.clock.sleep_ns(NS_PER_S)
+        for name in ("n0:0", "n0:1", "n1:0"):
+            bench.fail(name[:2], Build, broken)
+            bench.die(name)
+
+    async def main() -> None:
+        async with session.closing, beside(die()):
+            await generate(session, everything, 0)
+
+    run_virtually(main())
+    assert any("only one instance is left" in note["text"] for note in rows(session, "note"))
+
+
 def test_requests_that_no_engine_can_hold_are_refused_and_told() -> None:
     mixed = [*requests(4, response=50), *requests(8, prompt=40000)[6:]]
     session = ran(step(), replayed=mixed)
@@ -252,8 +293,9 @@ async def mishaps(bench: FakeBench, chance: random.Random, count: int) -> None:
             (bench.die if what == "die" else bench.stall)(chance.choice(living))
 
 
+@pytest.mark.parametrize("leave", ["abort", "drain", "migrate"])
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_goes_wrong_no_token_is_lost_or_doubled(seed: int) -> None:
+def test_whatever_goes_wrong_no_token_is_lost_or_doubled(seed: int, leave: Any) -> None:
     chance = random.Random(seed)
     bench = FakeBench(vocab=50)
     session = session_of(bench)
@@ -261,8 +303,8 @@ def test_whatever_goes_wrong_no_token_is_lost_or_doubled(seed: int) -> None:
     busy = step(
         layouts=("2xTP2", "4xTP1"),
         count=6,
-        order=chance.choice(["at_once", "rolling"]),
-        requests=chance.choice(["abort", "drain"]),
+        order="rolling" if leave == "migrate" else chance.choice(["at_once", "rolling"]),
+        requests=leave,
         rest_s=0.2,
         migrations=40,
         migrate_every_ms=20.0,

@@ -17,8 +17,9 @@ from harness.record.verdict import broken_promises
 STAGES = {
     "prepare": 2.0,
     "stop_admitting": 1.0,
-    "withdraw": 7.0,
     "drain": None,
+    "migrate": None,
+    "withdraw": 7.0,
     "teardown": 40.0,
     "processes": None,
     "groups": 100.0,

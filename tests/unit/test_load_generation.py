@@ -120,6 +120,7 @@ def test_a_scenario_that_generates_finds_its_files_beside_itself(tmp_path: Path)
         ("rest_s = 1.0", "rest_s = -1.0", "steps[0].rest_s: expected 0 or more"),
         ("rest_s = 1.0", "stall_s = 0", "steps[0].stall_s: expected more than 0"),
         ("rest_s = 1.0", "workload_step = 2", "steps[0].workload_step: the workload has steps 0 t"),
+        ("rest_s = 1.0", 'requests = "migrate"', 'steps[0].requests: with "migrate" requests move'),
         ('strategy = "rebuild"', 'strategy = "sleep"', "steps[0].strategy: 'sleep' is not one of"),
     ],
 )
@@ -148,6 +149,13 @@ def test_requests_need_another_instance_to_move_to(tmp_path: Path) -> None:
         tmp_path, ('layout = "4xTP1"', 'layout = "1xTP2"'), ('["2xTP2", "4xTP1"]', '["1xTP1"]')
     )
     assert "steps[0].migrations: no layout has two instances" in told(path, bench())
+
+
+def test_requests_that_are_to_migrate_need_another_node(tmp_path: Path) -> None:
+    rolling = ("rest_s = 1.0", 'requests = "migrate"\norder = "rolling"')
+    one = ('["g0", "g1"]', '["g0"]'), ('layout = "4xTP1"', 'layout = "2xTP1"')
+    assert told(written(tmp_path, rolling), bench()) == ""
+    assert 'so no request can "migrate"' in told(written(tmp_path, rolling, *one), bench())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,7 +17,9 @@ from harness.model.layout import parse_layout
 from harness.model.placement import place
 from harness.model.scenario import Generate
 from harness.run.generation.fleet import Fleet
+from harness.run.generation.migrate import AT_ONCE, Migrations
 from harness.run.generation.switch import Made, Switches
+from harness.scheduling.migration import Costs, estimates_of
 from harness.scheduling.waves import names
 from harness.wire.generation import (
     Admission,
@@ -52,9 +55,10 @@ async def under_load(
     response: int = 400,
     layout: str = "4xTP1",
     vocab: int = 50,
+    bench: FakeBench | None = None,
 ) -> tuple[Made, Fleet]:
     """Act on a fleet that generates; in the end every token is there, once."""
-    bench = FakeBench(vocab=vocab)
+    bench = bench or FakeBench(vocab=vocab)
     async with fleet_on(bench, layout) as fleet:
         fleet.add(requests(count, response=response))
         await fleet.until(lambda: fleet.ledger.tokens > count * 20, 60 * S)
@@ -71,11 +75,27 @@ def step(**more: Any) -> Generate:
     return Generate(**({"stage_timeout_s": 5.0} | more))
 
 
+def migrations_of(fleet: Fleet, **more: Any) -> Migrations:
+    costs = Costs(estimates_of(None, 1.0, 1.0))
+    return Migrations(fleet, step(**more), 0, costs, random.Random(1))
+
+
+def switches_of(fleet: Fleet, **more: Any) -> Switches:
+    return Switches(fleet, step(**more), migrations_of(fleet, **more))
+
+
 def switching(target: str = "2xTP2", **more: Any) -> Callable[[FakeBench, Fleet], Awaitable[Made]]:
     async def act(_: FakeBench, fleet: Fleet) -> Made:
-        return await Switches(fleet, step(**more)).make(parse_layout(target))
+        migrations = migrations_of(fleet, **more)
+        async with migrations.watched():
+            return await Switches(fleet, step(**more), migrations).make(parse_layout(target))
 
     return act
+
+
+def rows(fleet: Fleet, stream: str) -> Any:
+    record: Any = fleet.session.record
+    return record.of(stream)
 
 
 def sums_up(made: Made) -> None:
@@ -143,9 +163,111 @@ def test_rolling_never_stops_generating() -> None:
     assert run_virtually(under_load(act))[0].outcome == "switched"
 
 
+@pytest.mark.parametrize("leave", ["abort", "drain", "migrate"])
+def test_a_rolling_switch_lasts_until_all_is_built_though_nobody_waited_for_it(leave: str) -> None:
+    made, fleet = run_virtually(
+        under_load(switching(order="rolling", requests=leave), count=4, response=300)
+    )
+    assert made.outcome == "switched"
+    assert up(fleet) == TP2
+    assert made.accounts.stages["weights"] == pytest.approx(2 * 200 / 3, abs=1)
+    assert made.accounts.total_ms > 2 * 250
+    sums_up(made)
+
+
+# -- requests that move meanwhile ------------------------------------------------------------------
+
+
+MIGRATE = {"order": "rolling", "requests": "migrate"}
+
+
+def test_requests_move_with_their_kv_to_nodes_that_go_on() -> None:
+    made, fleet = run_virtually(under_load(switching(**MIGRATE), count=8))
+    assert made.outcome == "switched"
+    moves = rows(fleet, "migration")
+    assert len(moves) == 4 + 8  # from the first node to the second, and all of them back
+    assert {(row["outcome"], row["by"]) for row in moves} == {("moved", "kv")}
+    assert {(row["source"][:2], row["target"]) for row in moves} == {
+        ("n0", "n1:0"), ("n0", "n1:1"), ("n1", "n0:0-1")
+    }  # fmt: skip
+    assert all(row["total_ms"] and row["cached_tokens"] for row in moves)
+    assert (made.carried, made.recomputed_tokens) == (8, 0)
+    assert made.accounts.stages["migrate"]
+    sums_up(made)
+
+
+def test_what_is_computed_anew_though_it_moved_is_counted() -> None:
+    made, fleet = run_virtually(under_load(switching(**MIGRATE, migrate_by="recompute"), count=8))
+    moves = rows(fleet, "migration")
+    assert {(row["outcome"], row["by"]) for row in moves} == {("moved", "recompute")}
+    known = sum(row["context_tokens"] for row in moves)  # when it was begun to move them
+    assert known - len(moves) <= made.recomputed_tokens <= known + 20 * len(moves)
+
+
+def test_what_finds_no_seat_leaves_with_its_output() -> None:
+    made, fleet = run_virtually(under_load(switching(**MIGRATE), count=40))
+    assert made.outcome == "switched"
+    moves = rows(fleet, "migration")
+    first = [row for row in moves if row["source"].startswith("n0")]
+    assert len(first) == 2 * 16 - 20  # the other node's seats
+    assert {row["by"] for row in moves} == {"kv"}
+    assert made.carried == 40
+    assert made.recomputed_tokens >= (20 - len(first)) * 120
+
+
+class Counting(FakeBench):
+    """Knows how many withdrawals of single requests were under way at once."""
+
+    now = most = 0
+
+    async def ask(self, agent: str, body: Any, reply: type[Any], timeout_ns: int) -> Any:
+        alone = isinstance(body, Withdraw) and len(body.ids) == 1
+        self.now += alone
+        self.most = max(self.most, self.now)
+        try:
+            return await super().ask(agent, body, reply, timeout_ns)
+        finally:
+            self.now -= alone
+
+
+def test_several_move_at_once_but_only_so_many() -> None:
+    bench = Counting(vocab=50)
+    run_virtually(under_load(switching(**MIGRATE), count=40, bench=bench))
+    assert bench.most == AT_ONCE
+
+
+def test_a_move_that_fails_leaves_the_request_where_it_can_go_on() -> None:
+    async def act(bench: FakeBench, fleet: Fleet) -> Made:
+        bench.fail("n0", Withdraw, BROKEN)
+        bench.refusing["n1:0"] = "KV is full"
+        return await switching(**MIGRATE)(bench, fleet)
+
+    made, fleet = run_virtually(under_load(act, count=8))
+    assert made.outcome == "switched"
+    told = [(row["outcome"], row["error"]) for row in rows(fleet, "migration")]
+    assert told.count(("failed", "n0: withdraw failed: Broken: out of memory")) == 1
+    assert ("elsewhere", "KV is full") in told
+    assert made.carried == 8
+    assert made.recomputed_tokens
+
+
+@pytest.mark.parametrize("name", ["n0:0", "n1:0"])
+def test_an_engine_that_dies_while_requests_move_loses_nothing(name: str) -> None:
+    async def act(bench: FakeBench, fleet: Fleet) -> Made:
+        switch = asyncio.ensure_future(switching(**MIGRATE)(bench, fleet))
+        while not any(at.moving for at in fleet.places.values()):
+            await bench.clock.sleep_ns(NS_PER_MS // 100)
+        bench.die(name)
+        return await switch
+
+    made, fleet = run_virtually(under_load(act, count=24))
+    assert made.outcome in {"switched", "rolled_back"}
+    assert {row["outcome"] for row in rows(fleet, "migration")} > {"moved"}
+
+
 def test_there_and_back_again_twenty_times() -> None:
     async def act(_: FakeBench, fleet: Fleet) -> Made:
-        switches = Switches(fleet, step())
+        switches = switches_of(fleet)
         for target in ["2xTP2", "4xTP1"] * 10:
             made = await switches.make(parse_layout(target))
             assert made.outcome == "switched"
@@ -193,7 +315,7 @@ def test_a_node_that_cannot_or_is_busy_with_weights_refuses_before_anything_chan
 
 def test_a_second_switch_is_refused_while_one_is_under_way() -> None:
     async def act(_: FakeBench, fleet: Fleet) -> Made:
-        switches = Switches(fleet, step())
+        switches = switches_of(fleet)
         first = asyncio.create_task(switches.make(parse_layout("2xTP2")))
         await fleet.session.bench.clock.sleep_ns(0)
         second = await switches.make(parse_layout("1xTP2"))
@@ -317,10 +439,23 @@ def test_a_node_on_which_undoing_fails_is_out_and_its_requests_go_to_the_others(
     assert "n1 is out: n1: build_engines failed: Broken: still no memory" in made.error
 
 
+def test_a_node_that_does_not_even_end_its_engines_is_out_too() -> None:
+    async def act(bench: FakeBench, fleet: Fleet) -> Made:
+        bench.fail("n1", Admission, BROKEN, BROKEN)
+        bench.fail("n1", TearDown, BROKEN)
+        return await switching()(bench, fleet)
+
+    made, fleet = run_virtually(under_load(act))
+    assert made.outcome == "lost"
+    assert up(fleet) == ["n0:0", "n0:1"]
+    notes = [row["text"] for row in rows(fleet, "note")]
+    assert "n1: its engines were not ended: n1: tear_down failed: Broken: out of memory" in notes
+
+
 def test_a_node_that_is_out_is_not_asked_again() -> None:
     async def act(bench: FakeBench, fleet: Fleet) -> Made:
         bench.fail("n1", Build, BROKEN, BROKEN)
-        switches = Switches(fleet, step())
+        switches = switches_of(fleet)
         assert (await switches.make(parse_layout("2xTP2"))).outcome == "lost"
         assert up(fleet) == ["n0:0", "n0:1"]
         assert "n0 has 2" in (await switches.make(parse_layout("2xTP2"))).error

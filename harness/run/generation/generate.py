@@ -19,8 +19,7 @@ from harness.model.replay import digest_of
 from harness.model.scenario import Generate
 from harness.run.generation.asked import GenerationAsked
 from harness.run.generation.fleet import Fleet
-from harness.run.generation.migrate import Migrations, Move
-from harness.run.generation.resumption import Resumption
+from harness.run.generation.migrate import Migrations
 from harness.run.generation.stages import Pace
 from harness.run.generation.switch import Made, Switches
 from harness.run.session import Session
@@ -86,10 +85,10 @@ class _Step:
         self.pace = Pace()
         self.switched = False
         """Whether all switches have been made."""
-        self.switches = Switches(fleet, step)
         estimates = estimates_of(asked.spec.profile, asked.spec.bytes_scale, asked.link_bytes_per_s)
         chance = seeded(self.session.scenario.seed, f"migrations of step {number}")
-        self.migrations = Migrations(fleet, step, Costs(estimates), chance)
+        self.migrations = Migrations(fleet, step, number, Costs(estimates), chance)
+        self.switches = Switches(fleet, step, self.migrations)
         self.preemptions_before = fleet.preemptions
         self.before = replace(fleet.ledger)
         """The sums as they were, for a ledger counts through all steps."""
@@ -111,6 +110,7 @@ class _Step:
         """Keep as many requests in flight as are wanted, until all have ended."""
         ledger, wanted = self.fleet.ledger, self.step.in_flight_max or len(self.requests)
         deadline_ns = self.begin_ns + round(self.step.timeout_s * NS_PER_S)
+        acting.add_done_callback(lambda _: self.fleet.look())
         while True:
             if acting.done():
                 await acting  # for its error
@@ -136,7 +136,7 @@ class _Step:
 
     async def _act(self) -> None:
         """Switch and migrate, each at its own pace."""
-        async with beside(self._migrate()) as migrating:
+        async with self.migrations.watched(), beside(self._migrate()) as migrating:
             await self._switch()
             self.switched = True
             await migrating
@@ -159,31 +159,21 @@ class _Step:
             rested_ns = rest_ns - window_ns
 
     async def _migrate(self) -> None:
-        """Move requests; each is watched until it goes on, while others move."""
-        watching = []
-        try:
-            for _ in range(self.step.migrations):
-                if (begun := await self._begin_move()) is None:
-                    self._warn("requests are not moved any more: only one instance is left")
-                    break
-                watching.append(asyncio.create_task(self._watch(*begun)))
-            await asyncio.gather(*watching)
-        finally:
-            for task in watching:
-                task.cancel()
-            await asyncio.gather(*watching, return_exceptions=True)
+        """Move requests, one now and then."""
+        for _ in range(self.step.migrations):
+            if not await self._move_one():
+                self._warn("requests are not moved any more: only one instance is left")
+                return
 
-    async def _begin_move(self) -> tuple[Move, Resumption | None] | None:
-        """Begin a move as soon as one can be made; None: there will be nowhere to move to."""
-        while len(self.fleet.places) > 1 or not self.switched:
-            await self.clock.sleep_ns(round(self.step.migrate_every_ms * NS_PER_MS))
-            if begun := await self.migrations.begin():
-                return begun
-        return None
-
-    async def _watch(self, move: Move, resumption: Resumption | None) -> None:
-        await self.migrations.end(move, resumption)
-        self.session.record.event("migration", migration_row(self.number, move))
+    async def _move_one(self) -> bool:
+        """Move a request as soon as one can be; return whether it could, or ever will be."""
+        pause_ns = round(self.step.migrate_every_ms * NS_PER_MS)
+        while self.fleet.instances > 1 or not self.switched:
+            await self.clock.sleep_ns(pause_ns)
+            if await self.migrations.move_any():
+                return True
+            pause_ns = max(pause_ns, LOOK_NS)
+        return False
 
     async def _look(self) -> None:
         """Note how many tokens there are, for the speed around switches."""
@@ -261,22 +251,3 @@ class _Step:
     def _warn(self, text: str) -> None:
         row = {"level": "warning", "who": "generation", "text": text}
         self.session.record.event("note", row)
-
-
-def migration_row(number: int, move: Move) -> dict[str, object]:
-    """Return the row of one move."""
-    return {
-        "step": number,
-        "request": move.request,
-        "source": move.source,
-        "target": move.target,
-        "by": move.by,
-        "context_tokens": move.context_tokens,
-        "sent_bytes": move.sent_bytes,
-        "cached_tokens": move.cached_tokens,
-        "send_ms": move.send_ms,
-        "total_ms": move.total_ms,
-        "expected_ms": move.expected_ms,
-        "outcome": move.outcome,
-        "error": move.error,
-    }

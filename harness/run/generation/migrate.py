@@ -7,8 +7,10 @@ has no room) is done another way, and told; the request itself is never at stake
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,14 +19,19 @@ from harness.errors import InfrastructureError, StepFailed
 from harness.model.layout import Layout
 from harness.model.scenario import Generate
 from harness.run.generation.fleet import Fleet
+from harness.run.generation.ledger import Entry
 from harness.run.generation.places import Place
 from harness.run.generation.resumption import Resumption
 from harness.run.generation.withdrawing import Left
 from harness.scheduling.migration import By, Choice, Costs, choose
+from harness.tasks import end, together
 from harness.wire.generation import KvTarget
 
+AT_ONCE = 8
+"""Requests under way between instances at a time, when an instance is left by all."""
+
 Outcome = Literal["moved", "ended", "elsewhere", "failed"]
-"""It goes on at the target; it finished first; it goes on in another instance; nobody knows yet."""
+"""It goes on at the target; it finished first; it goes on in another instance; it did not leave."""
 
 
 @dataclass(kw_only=True)
@@ -50,51 +57,86 @@ class Move:
     begin_ns: int
     layouts: tuple[Layout, Layout]
     """Of source and target."""
+    kv_tokens: int = 0
+    """That it left with."""
+    resumption: Resumption | None = None
+    """How it goes on; None where it did not leave."""
 
     @property
     def expected_ms(self) -> float | None:
         """What it was expected to take, done the way it was."""
         return self.expected[self.by]
 
-
-def pairs(fleet: Fleet) -> Iterator[tuple[str, str]]:
-    """Yield (request, target): all that generate, and where each could go."""
-    ready = [at for at in fleet.places.values() if at.accepting and not at.dead]
-    for source in ready:
-        for id_ in fleet.ledger.at(source.name):
-            if fleet.ledger.entries[id_].resumed_ns:  # it has a seat
-                yield from ((id_, target.name) for target in ready if target is not source)
+    @property
+    def recomputed_tokens(self) -> int:
+        """KV that it lost, and that is to be computed anew."""
+        return 0 if self.outcome == "moved" and self.by == "kv" else self.kv_tokens
 
 
 class Migrations:
-    """Moves requests one after the other; each is watched until it goes on."""
+    """The moves of one generate step, each watched until it goes on, and told in a row."""
 
-    def __init__(self, fleet: Fleet, step: Generate, costs: Costs, chance: random.Random) -> None:
-        self._fleet, self._step, self._costs, self._chance = fleet, step, costs, chance
+    def __init__(
+        self, fleet: Fleet, step: Generate, number: int, costs: Costs, chance: random.Random
+    ) -> None:
+        self._fleet, self._step, self._number = fleet, step, number
+        self._costs, self._chance = costs, chance
         self._clock = fleet.session.bench.clock
         self._timeout_ns = round(step.stage_timeout_s * NS_PER_S)
         self._count = 0
+        self._watching: list[asyncio.Task[None]] = []
 
-    async def begin(self) -> tuple[Move, Resumption | None] | None:
-        """Move any request anywhere; None where there is none to move.
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Make moves within; at the end, wait until it is known of each how it went on."""
+        try:
+            yield
+            await asyncio.gather(*self._watching)
+        finally:
+            await end(self._watching)
 
-        Waits for a change of layout that is under way. What comes with the move tells when the
-        request goes on: see `end`.
+    async def move_any(self) -> bool:
+        """Move any request anywhere; return whether there was one to move.
+
+        Waits for a change of layout that is under way.
         """
         async with self._fleet.changing:
-            choices = list(pairs(self._fleet))
-            if not choices:
-                return None
-            id_, target = self._chance.choice(choices)
-            return await self.move(id_, self._fleet.places[target])
+            ready = [place for place in self._fleet.places.values() if place.accepting]
+            ledger = self._fleet.ledger
+            generating = [entry for place in ready for entry in ledger.generating(place.name)]
+            if len(ready) < 2 or not generating:
+                return False
+            entry = self._chance.choice(generating)
+            await self.move(entry, self._chance.choice([p for p in ready if p.name != entry.at]))
+            return True
 
-    async def move(self, id_: str, target: Place) -> tuple[Move, Resumption | None]:
-        """Take a request from where it is and send it to `target`."""
-        fleet, entry = self._fleet, self._fleet.ledger.entries[id_]
-        source = fleet.places[entry.at]
+    async def move_all(self, names: Iterable[str]) -> list[Move]:
+        """Move what generates in these instances, which accept nothing, to others with seats.
+
+        Whoever calls it holds `changing`. The longest go first, for they are the most to compute
+        anew. Those that find no seat stay, and so do those not begun with within the limit of a
+        stage. Returns the moves, at whose end the requests are sent on but need not go on yet.
+        """
+        ledger, until_ns = self._fleet.ledger, self._clock.now_ns() + self._timeout_ns
+        names, made = tuple(names), list[Move]()
+        left = [entry for name in names for entry in ledger.generating(name)]
+        left.sort(key=lambda entry: entry.known_tokens)
+
+        async def some() -> None:
+            while left and self._clock.now_ns() < until_ns:
+                entry = left.pop()
+                if entry.at in names and (target := self._fleet.seat_for(entry.id)):
+                    made.append(await self.move(entry, target))
+
+        await together(some() for _ in range(AT_ONCE))
+        return made
+
+    async def move(self, entry: Entry, target: Place) -> Move:
+        """Take a request that generates from where it is and send it to `target`."""
+        source = self._fleet.places[entry.at]
         choice = self._choose(source, target, entry.known_tokens)
         move = Move(
-            request=id_,
+            request=entry.id,
             source=source.name,
             target=target.name,
             by=choice.by,
@@ -103,22 +145,28 @@ class Migrations:
             begin_ns=self._clock.now_ns(),
             layouts=(source.instance.layout, target.instance.layout),
         )
+        target.moving[entry.id] = entry.known_tokens
         self._count += 1
         try:
-            return move, await self._carry(move, target)
+            await self._carry(move, entry, target)
         except (StepFailed, InfrastructureError) as error:
+            move.outcome = "elsewhere" if move.resumption else "failed"
             move.error = str(error)
-            return move, None
         finally:
+            target.moving.pop(entry.id, None)
             if entry.state == "held":
-                fleet.requeue([id_])
+                self._fleet.requeue([entry.id])
+        self._watching.append(asyncio.create_task(self._watch(move, entry)))
+        return move
 
-    async def end(self, move: Move, resumption: Resumption | None) -> Move:
-        """Wait until the request goes on, and learn what it took."""
-        if resumption is None:
-            return move
-        fleet, entry = self._fleet, self._fleet.ledger.entries[move.request]
-        await fleet.until(resumption.complete, self._timeout_ns)
+    async def _watch(self, move: Move, entry: Entry) -> None:
+        """Wait until the request goes on, learn what it took, and tell."""
+        if move.resumption is not None:
+            await self._fleet.until(move.resumption.complete, self._timeout_ns)
+            self._learn(move, entry, move.resumption)
+        self._fleet.session.record.event("migration", migration_row(self._number, move))
+
+    def _learn(self, move: Move, entry: Entry, resumption: Resumption) -> None:
         first_ns = resumption.resumed_ns.get(move.request)
         if entry.home != move.target:
             move.outcome = "elsewhere"
@@ -126,7 +174,6 @@ class Migrations:
             move.cached_tokens = entry.cached_tokens
             move.total_ms = (first_ns - move.begin_ns) / NS_PER_MS
             self._costs.measured(*move.layouts, move.context_tokens, move.by, move.total_ms)
-        return move
 
     def _choose(self, source: Place, target: Place, context_tokens: int) -> Choice:
         return choose(
@@ -138,13 +185,18 @@ class Migrations:
             wanted=self._step.migrate_by,
         )
 
-    async def _carry(self, move: Move, target: Place) -> Resumption | None:
-        fleet, transfer = self._fleet, f"{move.request}>{move.target}#{self._count}"
+    async def _carry(self, move: Move, entry: Entry, target: Place) -> None:
+        fleet, turn = self._fleet, entry.turn
+        transfer = f"{move.request}>{move.target}#{self._count}"
         left = await self._leave(move, target, transfer)
         if move.request not in left.ids:
-            move.outcome = "ended"
-            return None
-        resumption = Resumption(
+            ended = entry.state == "finished" or entry.turn > turn
+            move.outcome = "ended" if ended else "elsewhere"
+            move.error = "" if ended else f"{move.source} was given up"
+            return
+        found = left.carried.get(move.request)
+        move.kv_tokens = found.kv_tokens if found else 0
+        move.resumption = Resumption(
             fleet.ledger,
             fleet.places,
             ids=[move.request],
@@ -153,8 +205,8 @@ class Migrations:
         )
         if fleet.places.get(move.target) is not target or target.dead:
             move.outcome, move.error = "elsewhere", f"{move.target} is gone"
-            return resumption
-        kv_tokens = left.carried[move.request].kv_tokens if move.by == "kv" else 0
+            return
+        kv_tokens = move.kv_tokens if move.by == "kv" else 0
         work = fleet.ledger.work_of(
             move.request, kv_tokens=kv_tokens, kv_transfer=transfer if kv_tokens else ""
         )
@@ -165,7 +217,6 @@ class Migrations:
             move.outcome = "moved"
             if move.by == "kv" and move.request not in submitted.with_kv:
                 move.by, move.error = "recompute", "its KV did not arrive, or found no room"
-        return resumption
 
     async def _leave(self, move: Move, target: Place, transfer: str) -> Left:
         """Take the request from its source, its KV sent ahead where that was chosen."""
@@ -185,3 +236,22 @@ class Migrations:
         if move.by == "kv" and move.request in left.ids and not move.sent_bytes:
             move.by, move.error = "recompute", "its KV could not be sent"
         return left
+
+
+def migration_row(number: int, move: Move) -> dict[str, object]:
+    """Return the row of one move."""
+    return {
+        "step": number,
+        "request": move.request,
+        "source": move.source,
+        "target": move.target,
+        "by": move.by,
+        "context_tokens": move.context_tokens,
+        "sent_bytes": move.sent_bytes,
+        "cached_tokens": move.cached_tokens,
+        "send_ms": move.send_ms,
+        "total_ms": move.total_ms,
+        "expected_ms": move.expected_ms,
+        "outcome": move.outcome,
+        "error": move.error,
+    }

@@ -14,6 +14,7 @@ from harness.run.generation.asked import GenerationAsked, engine_of, rows_left_o
 BECOMES = {
     "abort": "running requests leave with their partial output",
     "drain": "running requests end first",
+    "migrate": "running requests move to other nodes while there are seats, the others leave",
 }
 ORDER = {"at_once": "all nodes at once", "rolling": "node after node, the others generating"}
 MOVES_BY = {

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-from harness.run.generation.ledger import Entry, Ledger
+from harness.run.generation.ledger import Ledger
 from harness.run.generation.places import Place
+
+
+class _Stop(NamedTuple):
+    """Where a request stopped: the turn it was in, and when."""
+
+    turn: int
+    since_ns: int
 
 
 class Resumption:
@@ -25,59 +33,73 @@ class Resumption:
     ) -> None:
         self._ledger, self._places, self._since_ns = ledger, places, since_ns
         self.ids = tuple(ids)
-        self._turns = {id_: ledger.entries[id_].turn for id_ in ran}
+        self._stopped = {id_: _Stop(ledger.entries[id_].turn, since_ns) for id_ in ran}
+        """Those that do not go on yet."""
+        self.any_ran = bool(self._stopped)
         self.resumed_ns: dict[str, int] = {}
 
-    @property
-    def any_ran(self) -> bool:
-        """Whether there is anything to wait for."""
-        return bool(self._turns)
+    def add(self, other: Resumption) -> None:
+        """Wait for those of another one too."""
+        self.ids += other.ids
+        self._stopped |= other._stopped
+        self._since_ns = max(self._since_ns, other._since_ns)
+        self.any_ran |= other.any_ran
+        self.resumed_ns |= other.resumed_ns
 
     def sent(self) -> bool:
         """Whether all have been sent to an instance, or every instance is full."""
         queued = any(self._ledger.entries[id_].state == "queued" for id_ in self.ids)
-        return not queued or self._all_full()
+        return not queued or self._none_has_room(self._full())
 
     def begun(self) -> bool:
         """Whether the first goes on, or none of them has to."""
         self._look()
-        return bool(self.resumed_ns) or self.steady()
+        return bool(self.resumed_ns) or self._all_wait()
 
     def steady(self) -> bool:
         """Whether all go on, or wait for a seat where all are taken."""
         self._look()
-        entries = (self._ledger.entries[id_] for id_ in self._turns)
-        return all(self._goes_on(entry) or self._waits(entry) for entry in entries)
+        return self._all_wait()
 
     def complete(self) -> bool:
         """Whether all go on: have a token, or have ended."""
         self._look()
-        return all(self._goes_on(self._ledger.entries[id_]) for id_ in self._turns)
+        return not self._stopped
 
     def _look(self) -> None:
-        for id_, turn in self._turns.items():
+        """Take those that go on, or have ended, from those that stopped."""
+        for id_, stop in list(self._stopped.items()):
             entry = self._ledger.entries[id_]
-            ended = entry.state == "finished" or entry.turn > turn
+            ended = entry.state in {"finished", "refused"} or entry.turn > stop.turn
             first_ns = entry.last_token_ns if ended else entry.resumed_ns
-            if first_ns > self._since_ns:
-                self.resumed_ns.setdefault(id_, first_ns)
+            if first_ns > stop.since_ns:
+                self.resumed_ns[id_] = first_ns
+            elif not ended:
+                continue
+            del self._stopped[id_]
 
-    def _goes_on(self, entry: Entry) -> bool:
-        return entry.id in self.resumed_ns or entry.state in {"finished", "refused"}
+    def _all_wait(self) -> bool:
+        """Whether there is no seat for any that stopped: where it is, or anywhere."""
+        if not self._stopped:
+            return True
+        full = self._full()
+        entries = (self._ledger.entries[id_] for id_ in self._stopped)
+        return all(
+            self._none_has_room(full) if entry.state == "queued" else entry.at in full
+            for entry in entries
+        )
 
-    def _waits(self, entry: Entry) -> bool:
-        """Whether there is no seat for it: where it is, or anywhere."""
-        if entry.state == "queued":
-            return self._all_full()
-        return entry.at in self._places and self._full(self._places[entry.at])
+    def _none_has_room(self, full: set[str]) -> bool:
+        accepting = {name for name, place in self._places.items() if place.accepting}
+        return bool(accepting) and accepting <= full
 
-    def _all_full(self) -> bool:
-        accepting = [place for place in self._places.values() if place.accepting]
-        return bool(accepting) and all(map(self._full, accepting))
-
-    def _full(self, place: Place) -> bool:
-        """Whether an instance that is at work lets requests wait, though it has none to prefill."""
-        told = place.stats
-        if told is None or told.last_token_ns <= self._since_ns:
-            return False
-        return told.waiting > 0 and not told.prefilling
+    def _full(self) -> set[str]:
+        """Return instances at work that let requests wait, though they have none to prefill."""
+        return {
+            name
+            for name, place in self._places.items()
+            if (told := place.stats)
+            and told.last_token_ns > self._since_ns
+            and told.waiting
+            and not told.prefilling
+        }

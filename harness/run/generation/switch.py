@@ -20,6 +20,7 @@ from harness.model.layout import Layout
 from harness.model.placement import Instance, place
 from harness.model.scenario import Generate
 from harness.run.generation.fleet import Fleet
+from harness.run.generation.migrate import Migrations
 from harness.run.generation.places import Place
 from harness.run.generation.resumption import Resumption
 from harness.run.generation.stages import Silence, Table, blackout_ms, table
@@ -53,30 +54,41 @@ class Made:
 class Switches:
     """Makes one switch at a time; another one meanwhile is refused."""
 
-    def __init__(self, fleet: Fleet, step: Generate) -> None:
-        self._fleet, self._step = fleet, step
+    def __init__(self, fleet: Fleet, step: Generate, migrations: Migrations) -> None:
+        self._fleet, self._step, self._migrations = fleet, step, migrations
         self._under_way: Layout | None = None
         self._out: set[str] = set()
         """Nodes on which no layout could be built any more."""
 
     async def make(self, target: Layout) -> Made:
         """Switch to `target`; what failed is in the answer. Raises only bugs and cancellation."""
-        switch = _Switch(self._fleet, self._step, target, self._out)
         if self._under_way is not None:
-            return switch.made("refused", f"the switch to {self._under_way} is under way")
+            text = f"the switch to {self._under_way} is under way"
+            return self._switch(target).made("refused", text)
         self._under_way = target
         try:
             async with self._fleet.changing:
-                return await switch.run()
+                return await self._switch(target).run()
         finally:
             self._under_way = None
 
+    def _switch(self, target: Layout) -> _Switch:
+        return _Switch(self._fleet, self._step, self._migrations, target, self._out)
+
 
 class _Switch:
-    """One switch under way."""
+    """One switch, from now on."""
 
-    def __init__(self, fleet: Fleet, step: Generate, target: Layout, out: set[str]) -> None:
-        self.fleet, self.step, self.target, self.out = fleet, step, target, out
+    def __init__(
+        self,
+        fleet: Fleet,
+        step: Generate,
+        migrations: Migrations,
+        target: Layout,
+        out: set[str],
+    ) -> None:
+        self.fleet, self.step, self.migrations = fleet, step, migrations
+        self.target, self.out = target, out
         self.clock = fleet.session.bench.clock
         self.timeout_ns = round(step.stage_timeout_s * NS_PER_S)
         self.before = _placed(fleet.places.values())
@@ -96,8 +108,6 @@ class _Switch:
 
     async def run(self) -> Made:
         """Prepare, change wave after wave, undo what fails."""
-        self.before = _placed(self.fleet.places.values())
-        self.begin_ns = self.clock.now_ns()
         try:
             await self._prepare()
         except (UsageError, *FAILURES) as error:
@@ -112,8 +122,7 @@ class _Switch:
 
     def made(self, outcome: Outcome, error: str = "") -> Made:
         """Return what became of it, now."""
-        end_ns = self.steady_ns if outcome == "switched" and self.steady_ns else 0
-        end_ns = end_ns or self.clock.now_ns()
+        end_ns = self.steady_ns if outcome == "switched" else self.clock.now_ns()
         return Made(
             outcome=outcome,
             error=error,
@@ -155,10 +164,11 @@ class _Switch:
         await self._resume(wave, resumption)
 
     async def _empty(self, wave: Wave) -> Resumption:
-        """Stop admitting; let requests leave, or end first. They wait for whoever takes them."""
+        """Stop admitting; let requests end, move or leave. These wait for whoever takes them."""
         fleet, going = self.fleet, self._going(wave, dead=False)
+        resumption = Resumption(fleet.ledger, fleet.places)
         if not going:
-            return Resumption(fleet.ledger, fleet.places)
+            return resumption
         with self._stamped("stop_admitting"):
             fleet.refuse(going)
             await fleet.admission(going, allowed=False, timeout_ns=self.timeout_ns)
@@ -166,19 +176,27 @@ class _Switch:
             with self._stamped("drain"):
                 if not await fleet.drained(going, self.timeout_ns):
                     raise StepFailed(f"requests still run after {self.step.stage_timeout_s:g} s")
+        if self.step.requests == "migrate":
+            with self._stamped("migrate"):
+                for move in await self.migrations.move_all(going):
+                    if move.resumption:
+                        resumption.add(move.resumption)
+                    self.recomputed_tokens += move.recomputed_tokens
         with self._stamped("withdraw"):  # it lasts until all that they produced is delivered
             left = await fleet.withdraw(going, timeout_ns=self.timeout_ns)
-        self.carried.update(left.ids)
         self.recomputed_tokens += sum(carried.kv_tokens for carried in left.carried.values())
         told = [stats.last_token_ns for name in going if (stats := fleet.places[name].stats)]
         told += [fleet.ledger.entries[id_].last_token_ns for id_ in left.ids]
-        resumption = Resumption(
-            fleet.ledger,
-            fleet.places,
-            ids=left.ids,
-            ran=[id_ for id_, carried in left.carried.items() if carried.kv_tokens],
-            since_ns=self.clock.now_ns(),
+        resumption.add(
+            Resumption(
+                fleet.ledger,
+                fleet.places,
+                ids=left.ids,
+                ran=[id_ for id_, carried in left.carried.items() if carried.kv_tokens],
+                since_ns=self.clock.now_ns(),
+            )
         )
+        self.carried.update(resumption.ids)
         self.left.append((wave, max(told, default=0), resumption))
         fleet.requeue(left.ids)
         return resumption
@@ -206,15 +224,16 @@ class _Switch:
         with self._stamped("resubmit"):
             self.fleet.accept(wave.fresh_names)
             await self._until(resumption.sent, wave)
+        begin_ns = self.steady_ns = self.clock.now_ns()
         if not resumption.any_ran:
             return
-        begin_ns, self.stage = self.clock.now_ns(), "first_token"
+        self.stage = "first_token"  # some may have gone on elsewhere before all was built
         await self._until(resumption.begun, wave)
-        first_ns = min(resumption.resumed_ns.values(), default=begin_ns)
+        first_ns = max(begin_ns, min(resumption.resumed_ns.values(), default=begin_ns))
         self.spans.append(Span(stage="first_token", begin_ns=begin_ns, end_ns=first_ns))
         self.stage = "steady"
         await self._until(resumption.steady, wave)
-        self.steady_ns = max(resumption.resumed_ns.values(), default=self.clock.now_ns())
+        self.steady_ns = max([first_ns, *resumption.resumed_ns.values()])
         self.spans.append(Span(stage="steady", begin_ns=first_ns, end_ns=self.steady_ns))
 
     async def _until(self, predicate: Callable[[], bool], wave: Wave) -> None:
@@ -274,8 +293,8 @@ class _Switch:
                 left = await fleet.withdraw(good, timeout_ns=self.timeout_ns)
                 fleet.requeue(left.ids)
                 await fleet.tear_down(good, strategy, self.timeout_ns)
-        except FAILURES:
-            pass  # by force, then
+        except FAILURES as error:
+            self._warn(f"{node}: its engines are ended by force: {error}")
         rest = [at.name for at in going if at.name in fleet.places]
         if rest:
             await fleet.tear_down(rest, strategy, self.timeout_ns, force=True)
@@ -286,8 +305,12 @@ class _Switch:
         there = [name for name, at in self.fleet.places.items() if at.node == node]
         try:
             await self.fleet.tear_down(there, "rebuild", self.timeout_ns, force=True)
-        except FAILURES:
-            self.fleet.refuse(there)
+        except FAILURES as error:
+            self._warn(f"{node}: its engines were not ended: {error}")
+
+    def _warn(self, text: str) -> None:
+        row = {"level": "warning", "who": "generation", "text": text}
+        self.fleet.session.record.event("note", row)
 
     # -- stamps -------------------------------------------------------------------------------
 
