@@ -34,7 +34,9 @@ class Running:
             before,
             produced_tokens=self.next_token,
             kv_tokens=self.inner.num_computed_tokens,
-            version_first=self.version_first if before.version_first is None else None,
+            version_first=self.version_first
+            if before.version_first is None
+            else before.version_first,
             version_last=before.version_last if self.version_last is None else self.version_last,
             preemptions=before.preemptions + self.inner.num_preemptions,
             first_token_ns=before.first_token_ns or self.first_token_ns,
@@ -52,6 +54,10 @@ class Totals:
     steps: int = 0
     first_token_ns: int = 0
     last_token_ns: int = 0
+
+    def restart(self) -> None:
+        """Count from nothing again: the engine has been woken."""
+        vars(self).update(vars(Totals()))
 
     def record(self, _scheduler: Any, iteration: Any, *_rest: Any, **_others: Any) -> None:
         """Count one step (vLLM calls this)."""

@@ -154,6 +154,7 @@ class Vllm:
                 self._load(version)
         with marks("kv_cache"):
             up.engine.wake_up(tags=["kv_cache"])
+        up.totals.restart()  # a woken engine tells of its own time only, as one just built
 
     def _device_used_bytes(self) -> int:
         if self._cpu:
