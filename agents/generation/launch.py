@@ -248,6 +248,19 @@ def _meet(seat: Seat) -> str:
     return name[0]
 
 
+def _unlink_shared_memory() -> None:
+    """Take away the name of the TP group's shared memory: by now all ranks have it mapped.
+
+    A rank that is killed could not do so at its end, and 24 MB would stay with the machine.
+    """
+    from vllm.distributed.parallel_state import get_tp_group
+
+    buffer = getattr(getattr(get_tp_group(), "mq_broadcaster", None), "buffer", None)
+    if buffer is not None and getattr(buffer, "is_creator", False):
+        buffer.shared_memory.unlink()
+        buffer.is_creator = False  # else it would be unlinked again
+
+
 def _interface_of(address: str) -> str:
     import psutil  # vLLM brings it
 
@@ -269,6 +282,7 @@ def _executor(seat: Seat, name: str, stages: _Stages) -> Any:
             wrapper = self.driver_worker
 
             def load_model() -> None:
+                _unlink_shared_memory()
                 stages.begin("weights")
                 wrapper.worker.load_model()
 

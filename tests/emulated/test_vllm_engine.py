@@ -99,16 +99,23 @@ def test_requests_go_on_with_the_same_tokens_over_changes_of_layout(ranks: Ranks
     assert moved.tokens == reference.tokens
 
 
-def test_nothing_grows_over_rebuilds(ranks: Ranks) -> None:
+def test_nothing_grows_over_rebuilds_or_would_stay_after_a_kill(ranks: Ranks) -> None:
     seen = []
     for _ in range(3):
         ranks.build(2)
         ledger = requests(2, 4)
         ranks.submit(ledger)
         run(ranks, ledger)
+        assert not [name for rank in ranks.ranks for name in named_memory(rank.process.pid)]
         ranks.leave()
         seen.append([held(rank.process.pid) for rank in ranks.ranks])
     assert seen[-1] == seen[0]
+
+
+def named_memory(pid: int) -> list[str]:
+    """Shared memory of a process that would stay if it were killed now."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return [line for line in maps if "/dev/shm/" in line and not line.endswith("(deleted)")]
 
 
 def held(pid: int) -> tuple[int, int]:
