@@ -184,6 +184,7 @@ MIGRATE = {"order": "rolling", "requests": "migrate"}
 def test_requests_move_with_their_kv_to_nodes_that_go_on() -> None:
     made, fleet = run_virtually(under_load(switching(**MIGRATE), count=8))
     assert made.outcome == "switched"
+    assert (made.blackout_ms() or 0) >= 250  # of engines: what went on elsewhere does not end it
     moves = rows(fleet, "migration")
     assert len(moves) == 4 + 8  # from the first node to the second, and all of them back
     assert {(row["outcome"], row["by"]) for row in moves} == {("moved", "kv")}
@@ -249,6 +250,26 @@ def test_a_move_that_fails_leaves_the_request_where_it_can_go_on() -> None:
     assert ("elsewhere", "KV is full") in told
     assert made.carried == 8
     assert made.recomputed_tokens
+
+
+def test_interrupted_while_requests_move_the_fleet_is_closed_with_nothing_left_behind() -> None:
+    bench = FakeBench()
+
+    async def main() -> None:
+        async with fleet_on(bench) as fleet:
+            fleet.add(requests(24, response=400))
+            await fleet.until(lambda: fleet.ledger.tokens > 500, 60 * S)
+            switch = asyncio.ensure_future(switching(**MIGRATE)(bench, fleet))
+            while not any(at.moving for at in fleet.places.values()):
+                await bench.clock.sleep_ns(NS_PER_MS // 100)
+            switch.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await switch
+            assert not any(at.moving or at.leaving for at in fleet.places.values())
+            assert not fleet.ledger.held
+
+    run_virtually(main())
+    assert not any(node.engines for node in bench.nodes.values())
 
 
 @pytest.mark.parametrize("name", ["n0:0", "n1:0"])

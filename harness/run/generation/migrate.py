@@ -27,7 +27,7 @@ from harness.scheduling.migration import By, Choice, Costs, choose
 from harness.tasks import end, together
 from harness.wire.generation import KvTarget
 
-AT_ONCE = 8
+AT_ONCE = 16
 """Requests under way between instances at a time, when an instance is left by all."""
 
 Outcome = Literal["moved", "ended", "elsewhere", "failed"]

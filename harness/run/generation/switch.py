@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from harness.clock import NS_PER_S
 from harness.errors import InfrastructureError, StepFailed, UsageError
@@ -76,6 +76,15 @@ class Switches:
         return _Switch(self._fleet, self._step, self._migrations, target, self._out)
 
 
+class _GivenWay(NamedTuple):
+    """A wave: the last token of what went, when what came was built, how requests went on."""
+
+    wave: Wave
+    last_ns: int
+    built_ns: int
+    resumption: Resumption
+
+
 class _Switch:
     """One switch, from now on."""
 
@@ -101,8 +110,7 @@ class _Switch:
         """Nodes that are not as they were."""
         self.carried: set[str] = set()
         self.recomputed_tokens = 0
-        self.left: list[tuple[Wave, int, Resumption]] = []
-        """Of each wave, the last token of what went, and how its requests went on."""
+        self.given_way: list[_GivenWay] = []
         self.steady_ns = 0
         """When all that ran went on, after the last wave; 0: nothing ran then."""
 
@@ -132,7 +140,7 @@ class _Switch:
             begin_ns=self.begin_ns,
             end_ns=end_ns,
             accounts=table(self.spans, self.begin_ns, end_ns),
-            blackout_ms=lambda: blackout_ms(self._silence(*left) for left in self.left),
+            blackout_ms=lambda: blackout_ms(map(self._silence, self.given_way)),
             carried=len(self.carried),
             recomputed_tokens=self.recomputed_tokens,
         )
@@ -159,16 +167,20 @@ class _Switch:
         """Let one layout give way to the other on the nodes of a wave."""
         self.touched += wave.nodes
         self.steady_ns = 0
-        resumption = await self._empty(wave)
+        last_ns, resumption = await self._empty(wave)
         await self._rebuild(wave)
+        self.given_way.append(_GivenWay(wave, last_ns, self.clock.now_ns(), resumption))
         await self._resume(wave, resumption)
 
-    async def _empty(self, wave: Wave) -> Resumption:
-        """Stop admitting; let requests end, move or leave. These wait for whoever takes them."""
+    async def _empty(self, wave: Wave) -> tuple[int, Resumption]:
+        """Stop admitting; let requests end, move or leave. These wait for whoever takes them.
+
+        Returns when the last token came from there (0: none did), and how requests go on.
+        """
         fleet, going = self.fleet, self._going(wave, dead=False)
         resumption = Resumption(fleet.ledger, fleet.places)
         if not going:
-            return resumption
+            return 0, resumption
         with self._stamped("stop_admitting"):
             fleet.refuse(going)
             await fleet.admission(going, allowed=False, timeout_ns=self.timeout_ns)
@@ -197,9 +209,8 @@ class _Switch:
             )
         )
         self.carried.update(resumption.ids)
-        self.left.append((wave, max(told, default=0), resumption))
         fleet.requeue(left.ids)
-        return resumption
+        return max(told, default=0), resumption
 
     def _going(self, wave: Wave, *, dead: bool) -> list[str]:
         """Return what is still to go; one may die, or be given up, at any time."""
@@ -324,17 +335,17 @@ class _Switch:
             end_ns = self.clock.now_ns()
             self.spans.append(Span(stage=stage, begin_ns=begin_ns, end_ns=end_ns))
 
-    def _silence(self, wave: Wave, last_ns: int, resumption: Resumption) -> Silence:
+    def _silence(self, given: _GivenWay) -> Silence:
         """Return when what went fell silent, and what came in its place was first heard."""
-        fleet, comes = self.fleet, wave.fresh_names
+        fleet, comes = self.fleet, given.wave.fresh_names
         stats = [fleet.places[name].stats for name in comes if name in fleet.places]
         firsts = [told.first_token_ns for told in stats if told and told.first_token_ns]
         firsts += [
             first_ns
-            for id_, first_ns in resumption.resumed_ns.items()
-            if fleet.ledger.entries[id_].home in comes
+            for id_, first_ns in given.resumption.resumed_ns.items()
+            if first_ns > given.built_ns and fleet.ledger.entries[id_].home in comes
         ]
-        return Silence(last_ns, min(firsts, default=0))
+        return Silence(given.last_ns, min(firsts, default=0))
 
     def _spans_of(self, answers: Mapping[str, Built]) -> None:
         """Map the nodes' spans onto our clock."""
