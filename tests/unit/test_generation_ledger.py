@@ -46,7 +46,7 @@ def test_tokens_in_order_are_counted_once() -> None:
         ledger.apply(output, 1, 2)
     assert counts(ledger) == (6, 0, 0)
     assert ledger.finished == 1
-    assert ledger.entries["0-0-0"].output == [100, 101, 102, 103, 104, 105]
+    assert list(ledger.entries["0-0-0"].output) == [100, 101, 102, 103, 104, 105]
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,8 @@ def test_an_instance_that_no_longer_has_it_delivers_nothing() -> None:
     ledger.requeue("0-0-0")
     ledger.send("0-0-0", "b")
     ledger.apply(told(2, 1, "finished", instance="a"), 3, 4)
-    assert (ledger.tokens, ledger.discarded_tokens, ledger.finished) == (2, 3, 0)
+    assert (ledger.tokens, ledger.finished) == (2, 0)
     assert ledger.work_of("0-0-0").carried.produced_tokens == 2
-    assert ledger.moved == 1
 
 
 def test_a_turn_follows_with_real_outputs_in_its_context() -> None:

@@ -22,7 +22,7 @@ from harness.run.generation.changes import Background, Changes
 from harness.run.generation.dispatch import Dispatcher
 from harness.run.generation.keeper import Keeper
 from harness.run.generation.nodes import Nodes
-from harness.run.generation.places import Place, by_node, fresh
+from harness.run.generation.places import Place, by_node, nothing_yet
 from harness.run.generation.roster import Roster
 from harness.run.generation.watching import WATCH_NS, Watching
 from harness.run.generation.withdrawing import Left, Withdrawing
@@ -335,7 +335,7 @@ class Fleet:
             capacity=capacity,
             kv_peers=built.kv_peers.get(instance.name, ()),
             serial=next(self._serials),
-            sampled=fresh(self.session.bench.clock.now_ns()),
+            sampled=nothing_yet(self.session.bench.clock.now_ns()),
             built_in_round=self._watching.round(node),
         )
         self._keeper.built(instance.name)

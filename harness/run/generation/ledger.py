@@ -43,8 +43,6 @@ class Entry:
     turn: int = 0
     produced_tokens: int = 0
     """Delivered of the present turn."""
-    moves: int = 0
-    """How often it was sent to an engine with partial output, to go on there."""
     first_token_ns: int = 0
     last_token_ns: int = 0
     """Of the whole trajectory; 0: none yet."""
@@ -58,8 +56,8 @@ class Entry:
     preemptions: int = 0
     reason: str = ""
     """Why it was refused."""
-    prompt: tuple[int, ...] = ()
-    output: list[int] = field(default_factory=list)
+    prompt: array[int] = field(default_factory=lambda: _ids(()))
+    output: array[int] = field(default_factory=lambda: _ids(()))
     """Ids of the present turn's context and response; empty where only counts are known."""
 
     @property
@@ -101,12 +99,8 @@ class Ledger:
     """Positions that an engine skipped or left out at the end. 0, or something is wrong."""
     doubled_tokens: int = 0
     """Positions delivered again, or beyond the end. 0, or something is wrong."""
-    discarded_tokens: int = 0
-    """Told by an engine that no longer had the request: given up, or torn down by force."""
     finished: int = 0
     refused: int = 0
-    moved: int = 0
-    """Sends of a request with partial output, to go on there."""
     siblings_home: dict[tuple[int, int], str] = field(default_factory=dict)
     """By step and prompt, where a sample of it was sent last."""
     _at: dict[str, dict[str, None]] = field(default_factory=dict)
@@ -153,9 +147,6 @@ class Ledger:
     def send(self, id_: str, name: str) -> None:
         """Note that a queued or held request goes to an instance; before the message leaves."""
         entry = self._in(id_, "queued", "held")
-        if entry.produced_tokens:
-            entry.moves += 1
-            self.moved += 1
         entry.state, entry.at, entry.home, entry.resumed_ns = "sent", name, name, 0
         self.siblings_home[entry.sibling] = name
         self._at.setdefault(name, {})[id_] = None
@@ -186,8 +177,7 @@ class Ledger:
         """
         entry = self.entries.get(output.id)
         if entry is None or entry.state != "sent" or entry.at != output.instance:
-            self.discarded_tokens += output.count
-            return None
+            return None  # an engine that no longer had it: given up, or torn down by force
         if output.count:
             self._deliver(entry, output)
             entry.first_token_ns = entry.first_token_ns or first_ns
@@ -219,7 +209,7 @@ class Ledger:
         )
         return Work(
             carried=carried,
-            prompt=self._prompt(entry),
+            prompt=tuple(self._prompt(entry)),
             output=tuple(entry.output),
             kv_transfer=kv_transfer,
         )
@@ -236,7 +226,7 @@ class Ledger:
                 request = entry.request
                 name = f"{request.step}-{request.prompt}-{request.sample}"
                 line = f"{name} {entry.context_tokens}+{entry.produced_tokens}\n".encode()
-                tokens = array("I", (*entry.prompt, *entry.output)).tobytes()
+                tokens = (entry.prompt + entry.output).tobytes()
                 found.add(hashlib.sha256(line + tokens).digest())
         return hashlib.sha256(b"".join(sorted(found))).hexdigest()
 
@@ -264,8 +254,8 @@ class Ledger:
             entry.version_first = output.version
         entry.version_last = output.version
         if self.prompts is not None:
-            entry.output += [UNKNOWN_ID] * lost
-            entry.output += output.ids[len(entry.output) - output.start :][:new]
+            entry.output.extend([UNKNOWN_ID] * lost)
+            entry.output.extend(output.ids[len(entry.output) - output.start :][:new])
 
     def _finish(self, entry: Entry) -> None:
         self.lost_tokens += entry.now.response_tokens - entry.produced_tokens
@@ -278,9 +268,9 @@ class Ledger:
         entry.turn += 1
         if prompts is not None:
             added = prompts.added(entry.request, entry.turn)
-            entry.prompt = (*context, *entry.output, *added)
+            entry.prompt = context + entry.output + _ids(added)
         entry.context_tokens += entry.produced_tokens + entry.now.prompt_tokens
-        entry.produced_tokens, entry.output = 0, []
+        entry.produced_tokens, entry.output = 0, _ids(())
         entry.version_first = entry.version_last = None
 
     def _take(self, entry: Entry, state: State) -> None:
@@ -290,7 +280,12 @@ class Ledger:
             self._known_tokens[entry.at] -= entry.known_tokens
         entry.state, entry.at = state, ""
 
-    def _prompt(self, entry: Entry) -> tuple[int, ...]:
+    def _prompt(self, entry: Entry) -> array[int]:
         if self.prompts is not None and not entry.prompt:
-            entry.prompt = self.prompts.added(entry.request, 0)
+            entry.prompt = _ids(self.prompts.added(entry.request, 0))
         return entry.prompt
+
+
+def _ids(ids: Iterable[int]) -> array[int]:
+    """Keep token ids in 4 bytes each, for every one of a run is kept."""
+    return array("I", ids)

@@ -54,7 +54,7 @@ class Place:
         return min(capacity.length_max_tokens, capacity.blocks * capacity.block_tokens + 1)
 
 
-def fresh(t_ns: int) -> Stats:
+def nothing_yet(t_ns: int) -> Stats:
     """Return the stats of an instance that has just been built."""
     return Stats(
         t_ns=t_ns,
