@@ -63,7 +63,7 @@ def test_layouts_are_switched_in_every_way_and_no_token_is_lost(bench: Lab) -> N
     asked(
         bench,
         SWITCHES + 'strategy = "pool"\nmigrations = 5\n',
-        SWITCHES + 'strategy = "rebuild"\norder = "rolling"\n',
+        SWITCHES + 'requests = "migrate"\norder = "rolling"\nmigrate_by = "kv"\n',
         SWITCHES + 'strategy = "restart"\nrequests = "drain"\n',
         table=POOL,
     )
@@ -72,13 +72,18 @@ def test_layouts_are_switched_in_every_way_and_no_token_is_lost(bench: Lab) -> N
     switches = bench.events("parallelism")
     assert [row["outcome"] for row in switches] == ["switched"] * 6, switches
     for row in switches:
+        assert (row["stages"]["migrate"] is not None) == (row["requests"] == "migrate")
         stages = [ms for ms in row["stages"].values() if ms is not None]
         assert sum(stages) + row["residual_ms"] == pytest.approx(row["total_ms"])
         assert f"{row['layout_from']} -> {row['layout_to']} by {row['strategy']}" in out
     for row in bench.events("generated"):
         assert (row["lost"], row["doubled"]) == (0, 0)
         assert row["finished"] == row["requests"] >= 32
-    assert len(bench.events("migration")) == 5
+    moves = bench.events("migration")
+    assert len([row for row in moves if row["step"] == 0]) == 5
+    moved = [row for row in moves if row["step"] == 1 and row["outcome"] == "moved"]
+    assert any(row["by"] == "kv" and row["sent_bytes"] for row in moved)
+    assert all(row["source"][:2] != row["target"][:2] for row in moved)  # to another node
     notes = json.loads((bench.run_folder / "run.json").read_text())["notes"]
     assert any("generation is paced by the latency profile" in note for note in notes)
     assert "Stages of switches" in out
