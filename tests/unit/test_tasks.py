@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.tasks import beside, to_the_end
+from harness.tasks import beside, to_the_end, together
 
 
 async def a_turn() -> None:
@@ -120,5 +120,27 @@ def test_an_error_of_what_must_end_outranks_the_cancellation() -> None:
         may_end.set()
         with pytest.raises(OSError, match="not restored"):
             await task
+
+    assert complaints_of(main) == []
+
+
+def test_where_one_of_several_fails_the_others_are_over_and_its_error_is_raised_as_it_is() -> None:
+    ended = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await a_turn()
+            ended.append(True)
+
+    async def fails() -> None:
+        await a_turn()
+        raise OSError("one of them")
+
+    async def main() -> None:
+        with pytest.raises(OSError, match="one of them"):
+            await together([waits(), fails(), fails(), waits()])
+        assert ended == [True, True]
 
     assert complaints_of(main) == []
