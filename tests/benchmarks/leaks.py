@@ -23,8 +23,8 @@ from tests.emulated.lab import lab
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 LIMIT_S = 3600.0
-EARLY, CYCLES = 5, 50
-"""After so many cycles all that is done once has been done; after so many it must be as then."""
+EARLY = 5
+"""After so many cycles all that is done once has been done; at the end it must be as then."""
 GROWTH_MAX = 1.1
 LOOKS, LOOK_S = 3, 0.1
 """The least of some looks is told: a transfer under way has a thread and a socket."""
@@ -34,17 +34,45 @@ ROLES = ("harness", "agents", "agents.store", "agents.generation.rank")
 PARENT, GROUP, THREADS, RSS_PAGES = 1, 2, 17, 21
 """Places in ``/proc/PID/stat``, counted from the state."""
 
-ARMS = {"rebuild": "[]", "pool": '["4xTP1", "2xTP2"]', "restart": "[]"}
-"""Strategy -> the layouts that are built beforehand."""
+PACED = f"""
+layout = "4xTP1"
+workload = "{SCENARIOS}/workloads/short.toml"
+profile = "{SCENARIOS}/profiles/qwen2.5-14b-h800.toml"
+kv_max_tokens = 32768
+"""
+POOL = 'pool = ["4xTP1", "2xTP2"]\n'
+VLLM = f"""
+engine = "vllm"
+layout = "2xTP1"
+nodes = ["g0"]
+workload = "{SCENARIOS}/workloads/short.toml"
+kv_max_tokens = 32768
+"""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What generates, and how it is switched."""
+
+    name: str
+    table: str
+    strategy: str
+    layouts: str
+    """There, and back to what is up first."""
+    cycles: int
+
+
+ARMS = (
+    Arm("paced, rebuild", PACED, "rebuild", '["2xTP2", "4xTP1"]', 50),
+    Arm("paced, pool", PACED + POOL, "pool", '["2xTP2", "4xTP1"]', 50),
+    Arm("paced, restart", PACED, "restart", '["2xTP2", "4xTP1"]', 50),
+    Arm("vLLM, rebuild", VLLM, "rebuild", '["1xTP2", "2xTP1"]', 50),
+)
 SCENARIO = f"""
 question = "Does anything grow?"
 bench = "{SCENARIOS}/benches/generation-2.toml"
 timeout_s = {LIMIT_S}
 [generation]
-layout = "4xTP1"
-workload = "{SCENARIOS}/workloads/short.toml"
-profile = "{SCENARIOS}/profiles/qwen2.5-14b-h800.toml"
-kv_max_tokens = 32768
 """
 STEP = f"""
 [[steps]]
@@ -53,11 +81,10 @@ timeout_s = {LIMIT_S}
 rest_s = 0.1
 """
 CYCLING = """
-layouts = ["2xTP2", "4xTP1"]
+layouts = {layouts}
 count = {switches}
 strategy = "{strategy}"
 migrations = {switches}
-migrate_by = "kv"
 """
 
 
@@ -93,8 +120,8 @@ Looked = dict[str, dict[str, float]]
 
 
 def run() -> dict[str, Any]:
-    """Return, for each strategy, every role's counts early and late, and whether they are flat."""
-    rows = [_arm(strategy, pool) for strategy, pool in ARMS.items()]
+    """Return, for each arm, every role's counts early and late, and whether they are flat."""
+    rows = [_row(arm) for arm in ARMS]
     return {
         "rows": rows,
         "mark": "counts as early on, memory within 10 %, no process left behind",
@@ -103,13 +130,15 @@ def run() -> dict[str, Any]:
     }
 
 
-def _arm(strategy: str, pool: str) -> dict[str, Any]:
+def _row(arm: Arm) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, lab(Path(folder)) as made:
         steps = "".join(
-            STEP + CYCLING.format(strategy=strategy, switches=2 * cycles) + STEP
-            for cycles in (EARLY, CYCLES - EARLY)
+            STEP
+            + CYCLING.format(layouts=arm.layouts, strategy=arm.strategy, switches=2 * cycles)
+            + STEP
+            for cycles in (EARLY, arm.cycles - EARLY)
         )
-        (made.folder / "scenario.toml").write_text(SCENARIO + f"pool = {pool}\n" + steps)
+        (made.folder / "scenario.toml").write_text(SCENARIO + arm.table + steps)
         process, seen = made.start(), set[Process]()
         early, late = (_during(step, made.run_folder, process, seen) for step in (1, 3))
         code, out = made.finish(process, LIMIT_S)
@@ -117,7 +146,8 @@ def _arm(strategy: str, pool: str) -> dict[str, Any]:
             raise RuntimeError(out)
         requests = sum(row["requests"] for row in made.events("generated"))
     return {
-        "strategy": strategy,
+        "name": arm.name,
+        "cycles": arm.cycles,
         "requests": requests,
         "early": early,
         "late": late,
@@ -141,7 +171,9 @@ def _during(
         looks.append(_look(process.pid, seen))
         time.sleep(LOOK_S)
     return {
-        role: {key: min(look[role][key] for look in looks) for key in KEYS} for role in looks[0]
+        role: {key: min(look[role][key] for look in looks) for key in KEYS}
+        for role in looks[0]
+        if all(role in look for look in looks)
     }
 
 
@@ -184,7 +216,7 @@ def _grown(early: Looked, late: Looked) -> Iterator[str]:
 def table(figures: dict[str, Any]) -> str:
     lines = []
     for row in figures["rows"]:
-        lines.append(f"{row['strategy']}: {row['requests']} requests; cycle {EARLY} > {CYCLES}")
+        lines.append(f"{row['name']}: {row['requests']} requests; cycle {EARLY} > {row['cycles']}")
         for role, early in row["early"].items():
             late = row["late"].get(role, dict.fromkeys(KEYS, 0))
             cells = (f"{key} {early[key]:.4g} > {late[key]:.4g}" for key in KEYS)
