@@ -103,6 +103,7 @@ class Engine:
         self.cached: dict[str, int] = {}
         self.sums: Counter[str] = Counter()
         self.first_ns = self.last_ns = 0
+        self.beyond: frozenset[str] = frozenset()
         self.stalled = asyncio.Event()
         self.free = asyncio.Lock()
         self.poked = asyncio.Event()
@@ -121,6 +122,7 @@ class Engine:
                     self.poked.clear()
                 await clock.sleep_ns(done.now_ns - before_ns)
                 self.sums["steps"] += done.steps
+                self.beyond |= done.beyond
                 self.sums["prefilled"] += done.prefilled_tokens
                 for event in done.events:
                     self.sums["preemptions"] += event.what == "preempted"
@@ -202,6 +204,7 @@ class Engine:
             generated_tokens=self.sums["tokens"], prefilled_tokens=self.sums["prefilled"],
             cached_tokens=0, preemptions=self.sums["preemptions"], steps=self.sums["steps"],
             first_token_ns=self.first_ns, last_token_ns=self.last_ns,
+            beyond=tuple(sorted(self.beyond)),
         )  # fmt: skip
 
     def capacity(self) -> Capacity:

@@ -18,6 +18,7 @@ from harness.model.layout import parse_layout
 from harness.model.placement import place
 from harness.model.prompts import Prompts
 from harness.model.replay import ReplayRequest, Turn
+from harness.model.steptime import FittedCosts
 from harness.run.generation.fleet import Fleet
 from harness.wire.asks import CommandFailed
 from harness.wire.generation import Build, EngineSpec, KvTarget, Submit, TearDown, Withdraw
@@ -93,6 +94,23 @@ def test_a_queue_stays_here_when_seats_are_taken() -> None:
             assert 16 <= len(fleet.ledger.at("n0:0")) <= 16 + 2 * 4
             assert fleet.queued >= 70
             await finished(fleet)
+
+    run_virtually(main())
+
+
+def test_a_reader_is_told_once_where_step_times_are_extrapolated() -> None:
+    async def main() -> None:
+        bench = FakeBench(1)
+        async with up(bench, "1xTP1") as fleet:
+            engine = bench.nodes["n0"].engines["n0:0"]
+            engine.costs = FittedCosts(
+                fixed_us=4000, sequence_us=100, kv_token_ns=100, prefill_token_us=2,
+                batch_max=4, kv_max_tokens=10**6, prefill_max_tokens=8192,
+            )  # fmt: skip
+            fleet.add(requests(20))
+            await finished(fleet)
+            told = [row["text"] for row in rows(fleet, "note")]
+            assert told == ["step times go beyond what the profile knows: batch above 4"]
 
     run_virtually(main())
 

@@ -110,6 +110,9 @@ class Watching:
         """Take an instance's stats: progress, speed, and whether it got anywhere."""
         before, stats = place.stats, self._mapped(place.node, told)
         place.stats = stats
+        if stats.beyond and not (before and before.beyond):
+            text = f"step times go beyond what the profile knows: {', '.join(stats.beyond)}"
+            self._roster.note("generation", text)
         self._roster.preemptions += stats.preemptions - (before.preemptions if before else 0)
         place.sent_since = len(place.arriving)
         self._progress(place, stats)
