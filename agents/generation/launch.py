@@ -51,6 +51,8 @@ def import_vllm() -> Any:
     }
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks on one CPU would fight over its cores
+    # vLLM's layers keep kernels by themselves; oneDNN's own 1024 would grow to 200 MB in a rank
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     try:
         import vllm
         import vllm.v1.engine.llm_engine
