@@ -71,6 +71,26 @@ def parse_layout(text: str) -> Layout:
     return Layout(int(found[1]), **{word.lower(): int(degree) for word, degree in degrees})
 
 
+class Mix(tuple[Layout, ...]):
+    """Layouts side by side, such as ``4xTP1+1xTP4``; one alone is a mix too."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        """Return it as it is written."""
+        return "+".join(map(str, self))
+
+    @property
+    def gpus(self) -> int:
+        """How many all instances take."""
+        return sum(layout.gpus for layout in self)
+
+
+def parse_mix(text: str) -> Mix:
+    """Read ``"4xTP1+1xTP4"``; its layouts are kept in their order. Raises `ValueError`."""
+    return Mix(map(parse_layout, text.split("+")))
+
+
 def infeasible(
     layout: Layout, shape: ModelShape, gpu: Gpu, gpus_per_node: int, gpus: int
 ) -> list[str]:

@@ -12,7 +12,7 @@ import msgspec
 
 from harness.errors import UsageError
 from harness.model.bench import Bench
-from harness.model.layout import Layout
+from harness.model.layout import Layout, Mix
 from harness.model.scenario import Generation
 
 
@@ -45,24 +45,28 @@ def gpus_of(generation: Generation, bench: Bench) -> dict[str, int]:
     }
 
 
-def place(layout: Layout, gpus_of: Mapping[str, int]) -> dict[str, tuple[Instance, ...]]:
+def place(layout: Layout | Mix, gpus_of: Mapping[str, int]) -> dict[str, tuple[Instance, ...]]:
     """Return each node's instances; nodes that get none are in it, empty.
 
-    `gpus_of` is in the order of nodes. Raises `UsageError` where the layout does not fit.
+    `gpus_of` is in the order of nodes. Of a mix, the largest instances are placed first, so that
+    the smaller ones fill what is left. Raises `UsageError` where it does not fit.
     """
-    wanted, left = layout.gpus_per_instance, layout.instances
-    placed: dict[str, tuple[Instance, ...]] = {}
-    for node, gpus in gpus_of.items():
-        here = min(left, gpus // wanted)
-        left -= here
-        placed[node] = tuple(
-            _instance(layout, node, range(i * wanted, (i + 1) * wanted)) for i in range(here)
-        )
-    if left:
-        there = ", ".join(f"{node} has {gpus}" for node, gpus in gpus_of.items()) or "no node"
-        raise UsageError(
-            f"{layout} does not fit: instances of {wanted} GPUs, none across nodes; {there}"
-        )
+    mix = Mix((layout,)) if isinstance(layout, Layout) else layout
+    free = dict.fromkeys(gpus_of, 0)
+    placed: dict[str, tuple[Instance, ...]] = dict.fromkeys(gpus_of, ())
+    for part in sorted(mix, key=lambda part: -part.gpus_per_instance):
+        wanted, left = part.gpus_per_instance, part.instances
+        for node, gpus in gpus_of.items():
+            here = min(left, (gpus - free[node]) // wanted)
+            left -= here
+            firsts = range(free[node], free[node] + here * wanted, wanted)
+            placed[node] += tuple(_instance(part, node, range(i, i + wanted)) for i in firsts)
+            free[node] += here * wanted
+        if left:
+            there = ", ".join(f"{n} has {gpus}" for n, gpus in gpus_of.items()) or "no node"
+            raise UsageError(
+                f"{mix} does not fit: instances of {wanted} GPUs, none across nodes; {there}"
+            )
     return placed
 
 

@@ -99,6 +99,11 @@ class Generation(Strict, frozen=True, kw_only=True):
     """Of one instance; 0: what its GPUs' memory holds."""
     vllm_options: dict[str, str | int | float | bool] = {}
     """Passed to vLLM's engine as they are."""
+    temperature: float = 0.0
+    """vllm: of sampling, seeded by request; 0 takes the likeliest token."""
+    speed: float = 1.0
+    """paced: how many times as fast as the profile says everything computes. Weights, KV and
+    messages are not any faster, so what they cost weighs more."""
 
 
 class Generate(Strict, frozen=True, kw_only=True, tag_field="do", tag="generate"):
@@ -137,6 +142,79 @@ class Generate(Strict, frozen=True, kw_only=True, tag_field="do", tag="generate"
     timeout_s: float = 300.0
 
 
+class Training(Strict, frozen=True, kw_only=True):
+    """What trains, and on which data, tensor, pipeline and expert parallel degrees.
+
+    `paced`: real collectives with `bytes_scale` of the bytes of the profile's model; computing takes
+    the time that its GPU needs at `flops_share` of its peak. `real`: a small decoder, the one that
+    the engine `vllm` makes itself (`model` = ""), learns the `task` by GRPO. Every node of a
+    ``train`` pod takes part, or those of `nodes`, with one rank per GPU (or one on a node without).
+    """
+
+    mode: Literal["paced", "real"] = "paced"
+    layout: str = "DP1"
+    """Degrees of all ranks together, such as ``"DP2TP2"`` or ``"DP2PP2EP2"``."""
+    profile: str = ""
+    """paced: path of a latency profile, relative to this file; "": that of `[generation]`."""
+    flops_share: float = 0.4
+    bytes_scale: float = 1e-3
+    micro_batch_tokens: int = 16384
+    nodes: tuple[str, ...] = ()
+    model: str = ""
+    learning_rate: float = 3e-3
+    clip: float = 0.2
+    """real: how far a token's probability ratio may go from 1 before it teaches no more."""
+    task: Literal["class_of_prompt"] = "class_of_prompt"
+
+
+class Rl(Strict, frozen=True, kw_only=True, tag_field="do", tag="rl"):
+    """Train for `steps` steps on what is generated meanwhile: once under each of `policies`.
+
+    Batch k is the workload's step k (they are repeated in turn when there are more), and trains
+    weights of version k into k + 1. It is generated as soon as weights of version k -
+    `staleness_max` are up: 0 generates and trains in turn, 1 overlaps one step, n more.
+
+    `order`: train the batches as they were asked (`in_order`), or whichever groups are complete
+    first (`first_ready`). A group that would get older than `staleness_max` is waited for, or
+    dropped and generated anew (`over_age`). When new weights come, running requests go on with
+    their KV, go on with it computed anew, or end first under the old ones (`across_sync`).
+    """
+
+    steps: int = 4
+    policies: tuple[str, ...] = ("orchestrl",)
+    """``orchestrl``, ``proactive``, ``reactive``, ``oracle``, ``best_static``, or a layout:
+    ``static:8xTP1``, ``static:4xTP1+1xTP4``; static policies assign requests when a batch begins,
+    with ``/least_loaded`` behind them as instances have room."""
+    staleness_max: int = 1
+    prompts_per_step: int = 0
+    """Of a batch; 0: as many as the workload's step has."""
+    order: Literal["in_order", "first_ready"] = "in_order"
+    over_age: Literal["wait", "drop"] = "wait"
+    across_sync: Literal["continue", "recompute", "finish"] = "continue"
+    sync: Literal["chain", "tree"] = "chain"
+    """How weights get from the train pod to every node that generates, the first one first."""
+    bucket: str = "4MiB"
+    sync_retries: int = 2
+    sync_timeout_s: float = 60.0
+    replan_s: float = 2.0
+    """Between two looks of the planner; it looks when a batch begins, too."""
+    gain_min_pct: float = 5.0
+    """Of the time that is left: what a switch must save beyond its cost."""
+    balance_ms: float = 250.0
+    moves_per_s_max: float = 2.0
+    strategy: Literal["restart", "rebuild", "pool"] = "rebuild"
+    switch_s: float = 0.0
+    """What a switch costs before one was measured; 0: the planner's own guess."""
+    stall_s: float = 10.0
+    stage_timeout_s: float = 120.0
+    train_timeout_s: float = 300.0
+    checkpoint: bool = True
+    """After every step; `harness run --resume RUN` goes on from the last one."""
+    sync_faults: tuple[Literal["", "noop", "fail"], ...] = ()
+    """By step: weights that are sent but never loaded (`noop`), or whose first transfer fails.
+    For tests; "" does nothing."""
+
+
 class Check(Strict, frozen=True, kw_only=True):
     """A limit on a metric of the run. With `ratio_to`, on the ratio of two metrics' values."""
 
@@ -158,6 +236,7 @@ class Scenario(Strict, frozen=True, kw_only=True):
     timeout_s: float = 600.0
     shapes: dict[str, Shape] = {}
     generation: Generation | None = None
-    steps: tuple[Collectives | Shift | Reconfigure | Generate, ...]
+    training: Training | None = None
+    steps: tuple[Collectives | Shift | Reconfigure | Generate | Rl, ...]
     checks: tuple[Check, ...] = ()
     nccl_env: dict[str, str] = {}

@@ -48,6 +48,14 @@ def _ms(source: str) -> Field:
     return Field(unit="ms", source=source)
 
 
+def _s(source: str) -> Field:
+    return Field(unit="s", source=source)
+
+
+def _ns(source: str) -> Field:
+    return Field(unit="ns", dtype="integer", source=source)
+
+
 def _text(source: str) -> Field:
     return Field(dtype="string", source=source)
 
@@ -239,7 +247,7 @@ STREAMS: dict[str, dict[str, Field]] = {
         "tokens": _tokens("coordinator"),
         "lost": _whole("coordinator"),
         "doubled": _whole("coordinator"),
-        "took_s": Field(unit="s", source="coordinator"),
+        "took_s": _s("coordinator"),
         "tokens_per_s": _tokens_per_s("coordinator"),
         "preemptions": _whole("rank"),
         "digest": _text("coordinator"),
@@ -250,6 +258,133 @@ STREAMS: dict[str, dict[str, Field]] = {
         "instance": _text("coordinator"),
         "reason": _text("coordinator"),
         "requests": _whole("coordinator"),
+    },
+    # One policy's run of the loop, at its end: what it yielded, and how well its pools were used.
+    # `workload_seed` pairs policies that had the same requests. Bubbles: share of the time in which
+    # a pool had nothing to do. Switches are taken, refused (planned, not made), or wasted: taken, and
+    # in hindsight slower than staying.
+    "rl": {
+        "step": _whole("coordinator"),
+        "policy": _text("coordinator"),
+        "repeat": _whole("coordinator"),
+        "workload_seed": _whole("coordinator"),
+        "steps": _whole("coordinator"),
+        "samples": _whole("coordinator"),
+        "tokens": _tokens("coordinator"),
+        "took_s": _s("coordinator"),
+        "samples_per_s": Field(unit="1/s", source="coordinator"),
+        "switches_taken": _whole("coordinator"),
+        "switches_refused": _whole("coordinator"),
+        "switches_wasted": _whole("coordinator"),
+        "moves": _whole("coordinator"),
+        "generation_bubble_pct": Field(unit="%", source="coordinator"),
+        "training_bubble_pct": Field(unit="%", source="coordinator"),
+        "dropped": _whole("coordinator"),
+        "staleness_max": _whole("coordinator"),
+        "digest": _text("coordinator"),
+    },
+    # One training step of the loop. `batch_s`: from the first request that could be sent to the last
+    # sample that ended; `step_s`: from the end of the step before. `staleness` by samples: how many
+    # were 0, 1, ... versions old when they were used.
+    "rl_step": {
+        "step": _whole("coordinator"),
+        "policy": _text("coordinator"),
+        "repeat": _whole("coordinator"),
+        "index": _whole("coordinator"),
+        "version": _whole("coordinator"),
+        "samples": _whole("coordinator"),
+        "tokens": _tokens("coordinator"),
+        "begin_ns": _ns("coordinator"),
+        "batch_end_ns": _ns("coordinator"),
+        "train_begin_ns": _ns("coordinator"),
+        "train_end_ns": _ns("coordinator"),
+        "sync_end_ns": _ns("coordinator"),
+        "batch_s": _s("coordinator"),
+        "train_s": _s("coordinator"),
+        "step_s": _s("coordinator"),
+        "staleness": Field(dtype="integer", source="coordinator", shape=("versions",)),
+        "mixed": _whole("coordinator"),
+        "reward": Field(unit="1", source="coordinator"),
+        "figures": Field(dtype="object", source="rank"),
+    },
+    # The pool as a policy saw it, now and then: what the timeline of the report is drawn from.
+    "pool": {
+        "step": _whole("coordinator"),
+        "policy": _text("coordinator"),
+        "layout": _text("coordinator"),
+        "batch": _whole("coordinator"),
+        "running": _whole("coordinator"),
+        "waiting": _whole("coordinator"),
+        "queued": _whole("coordinator"),
+        "kv_use_pct": Field(unit="%", source="coordinator"),
+        "tokens": _tokens("coordinator"),
+    },
+    # The planner looked. `outcome`: taken, refused (a better layout is not worth its cost), stayed
+    # (this one is best), or failed.
+    "planned": {
+        "step": _whole("coordinator"),
+        "policy": _text("coordinator"),
+        "layout": _text("coordinator"),
+        "best": _text("coordinator"),
+        "outcome": _text("coordinator"),
+        "reason": _text("coordinator"),
+        "open": _whole("coordinator"),
+        "stay_s": _s("coordinator"),
+        "change_s": _s("coordinator"),
+        "cost_s": _s("coordinator"),
+        "solve_ms": _ms("coordinator"),
+    },
+    # The work that was left of a batch when it was forecast, and what it was in the end, known when
+    # the batch has ended. Intervals cover 80 %.
+    "forecast": {
+        "step": _whole("coordinator"),
+        "policy": _text("coordinator"),
+        "batch": _whole("coordinator"),
+        "at_s": _s("coordinator"),
+        "open": _whole("coordinator"),
+        "past_batches": _whole("coordinator"),
+        "total_tokens": _tokens("coordinator"),
+        "total_low_tokens": _tokens("coordinator"),
+        "total_high_tokens": _tokens("coordinator"),
+        "total_true_tokens": _tokens("coordinator"),
+        "longest_tokens": _tokens("coordinator"),
+        "longest_low_tokens": _tokens("coordinator"),
+        "longest_high_tokens": _tokens("coordinator"),
+        "longest_true_tokens": _tokens("coordinator"),
+        "covered_pct": Field(unit="%", source="coordinator"),
+    },
+    # New weights got to all that generate, or not. `rpc_s`: asking and answering; `wire_s`: first
+    # bucket sent to last one verified; `load_s`: engines; `gather_s`: the trainer wrote them.
+    "sync": {
+        "step": _whole("coordinator"),
+        "policy": _text("coordinator"),
+        "version": _whole("coordinator"),
+        "path": _text("coordinator"),
+        "receivers": _whole("coordinator"),
+        "attempt": _whole("coordinator"),
+        "bytes": _bytes("rank"),
+        "buckets": _whole("agent"),
+        "gather_s": _s("rank"),
+        "rpc_s": _s("coordinator"),
+        "wire_s": _s("agent"),
+        "load_s": _s("rank"),
+        "total_s": _s("coordinator"),
+        "outcome": _text("coordinator"),
+        "error": _text("coordinator"),
+    },
+    # One communication of a training step, as announced and as it was.
+    "phase": {
+        "step": _whole("coordinator"),
+        "node": _text("coordinator"),
+        "version": _whole("rank"),
+        "index": _whole("rank"),
+        "name": _text("rank"),
+        "op": _text("rank"),
+        "axis": _text("rank"),
+        "bytes": _bytes("rank"),
+        "expected_gap_ms": _ms("rank"),
+        "begin_ns": _ns("rank"),
+        "end_ns": _ns("rank"),
     },
     # How a switch was left. `outcome`: restored, unchanged, or failed; `difference` is what was
     # undone, or what still differs.

@@ -17,12 +17,16 @@ import msgspec
 from harness.errors import InfrastructureError
 from harness.wire.generation import GenerationBody
 from harness.wire.messages import VERSION, Body, Envelope, Message
+from harness.wire.training import TrainingBody
+from harness.wire.weights import WeightsBody
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Both sides drop a peer that sends more (samples of a long run fit many times over)."""
 
 _KINDS: dict[str, type[Message]] = {
-    str(kind.__struct_config__.tag): kind for kind in (*get_args(Body), *get_args(GenerationBody))
+    str(kind.__struct_config__.tag): kind
+    for body in (Body, GenerationBody, TrainingBody, WeightsBody)
+    for kind in get_args(body)
 }
 _BODIES = {tag: msgspec.msgpack.Decoder(kind) for tag, kind in _KINDS.items()}
 _ENVELOPE = msgspec.msgpack.Decoder(Envelope)

@@ -47,6 +47,10 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Per instance; 0: what its GPUs' memory holds."""
     length_max_tokens: int = 0
     seed: int = 0
+    temperature: float = 0.0
+    """vllm: 0 takes the likeliest token; else it is drawn, seeded by request and position."""
+    speed: float = 1.0
+    """paced: steps take 1 / speed of the profile's time."""
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +143,8 @@ class Build(Message, frozen=True, kw_only=True, tag="build_engines"):
     instances: tuple[Instance, ...]
     strategy: Strategy
     version: int = 0
+    source: str = ""
+    """A safetensors file on the node that holds weights of that version; "": the first ones."""
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,8 +248,10 @@ class Withdrawn(Message, frozen=True, kw_only=True, tag="withdrawn"):
 class UpdateWeights(Message, frozen=True, kw_only=True, tag="update_weights"):
     """Load weights `version`, then produce tokens with them. Answer: `WeightsUpdated`.
 
-    `source`: a directory of safetensors on the node (vllm); "" copies from host memory (paced).
-    Running requests go on; with `drop_kv` their KV is computed anew.
+    `source`: a safetensors file on the node, as `harness.wire.weights` brings it. Every rank
+    verifies the checksum of what it copies. Running requests go on; with `drop_kv` their KV is
+    computed anew. Prefix caches are emptied in either case: new requests share nothing with old
+    weights. On a `Failure` the instances named in it hold no valid weights, and are dead.
     """
 
     instances: tuple[str, ...]

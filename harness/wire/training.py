@@ -1,0 +1,224 @@
+"""The messages of training: ranks of one torch process group over the train pod, step by step.
+
+Every node that trains has rank processes, one per GPU (or one on a node without). All of them get
+the same `TrainStep`; each takes its shard. What a step will communicate is known beforehand as a
+list of *phases*; while it runs, each phase that begins or ends is an event, fetched by
+`WatchTraining` in order. Stamps are on the agent's monotonic clock, lengths in tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from harness.model.profile import Profile
+from harness.model.scenario import Op
+from harness.model.shape import ModelShape
+from harness.wire.generation import Span
+from harness.wire.messages import Message
+
+Axis = Literal["dp", "tp", "pp", "ep"]
+
+
+class Degrees(msgspec.Struct, frozen=True, kw_only=True):
+    """Data, tensor, pipeline and expert parallel degrees; DP x TP x PP ranks, EP within DP."""
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return self.dp * self.tp * self.pp
+
+
+class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Which trainer runs: the same for all of its ranks.
+
+    `paced` needs `profile`. `real` trains the decoder of `shape`; its first weights are those of
+    `model`, a directory on the node, or follow from `seed` as the engine's tiny model does.
+    """
+
+    mode: Literal["paced", "real"]
+    degrees: Degrees
+    profile: Profile | None = None
+    shape: ModelShape | None = None
+    model: str = ""
+    seed: int = 0
+    speed: float = 1.0
+    """paced: computing takes 1 / speed of the profile's time."""
+    flops_share: float = 0.4
+    bytes_scale: float = 1e-3
+    micro_batch_tokens: int = 16384
+    learning_rate: float = 3e-3
+    clip: float = 0.2
+    temperature: float = 1.0
+    """At which responses are drawn."""
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """One communication of a training step, as it can be known before the step begins.
+
+    `bytes`: of one rank, as nccl-tests counts a size, really sent (scaled). `group` lists the
+    ranks of every group that communicates in it. `gap_ns`: expected from the end of the phase
+    before it, while nothing is sent. `times`: on end, with the same gap before each.
+    """
+
+    name: str
+    """Such as ``layer 3 backward``."""
+    op: Op
+    axis: Axis
+    groups: tuple[tuple[int, ...], ...]
+    bytes: int
+    gap_ns: int
+    times: int = 1
+
+
+class OpenTraining(Message, frozen=True, kw_only=True, tag="open_training"):
+    """Start `ranks` of `world_size` here; meet at `store` (``HOST:PORT``). `TrainingOpen`.
+
+    Rank 0's node makes the store. `attempt` counts openings in one run: it keeps their keys apart.
+    `address` is the node's on the data network, `interface` its name.
+    """
+
+    spec: TrainerSpec
+    ranks: tuple[int, ...]
+    world_size: int
+    store: str
+    address: str
+    interface: str
+    attempt: int = 0
+    timeout_ns: int
+
+
+class TrainingOpen(Message, frozen=True, kw_only=True, tag="training_open"):
+    """All ranks are in all groups. `facts`: backend, device, what carries which parallelism."""
+
+    pids: dict[int, int]
+    facts: dict[str, str]
+    parameters: int
+    """Of the model."""
+    weights_bytes: int
+    """Of its file of weights: really written and sent."""
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """A response to learn from. Ids are empty in `paced` mode, which needs only the counts."""
+
+    id: str
+    group: str
+    prompt_tokens: int
+    response_tokens: int
+    reward: float
+    advantage: float
+    version_first: int
+    version_last: int
+    prompt: tuple[int, ...] = ()
+    response: tuple[int, ...] = ()
+
+
+class TrainStep(Message, frozen=True, kw_only=True, tag="train_step"):
+    """Learn from `samples`: weights of `version` become those of `version` + 1. `Trained`.
+
+    Asked again for the same version, it is answered from memory. A rank that dies is
+    ``Failure("RankDied")``; the others are ended, and training must be opened anew.
+    """
+
+    version: int
+    samples: tuple[Sample, ...]
+
+
+class Trained(Message, frozen=True, kw_only=True, tag="trained"):
+    """The optimizer's step was made. Spans, as far as they apply: ``compute``, ``communicate``.
+
+    `figures`: loss, grad_norm, clipped (share of tokens), and the like; from rank 0's node only.
+    """
+
+    version: int
+    tokens: int
+    micro_batches: int
+    spans: tuple[Span, ...]
+    figures: dict[str, float] = {}
+
+
+class PlanStep(Message, frozen=True, kw_only=True, tag="plan_step"):
+    """Which phases will a step of these lengths have? `tokens` by sample. Answer: `StepPlan`."""
+
+    tokens: tuple[int, ...]
+
+
+class StepPlan(Message, frozen=True, kw_only=True, tag="step_plan"):
+    """They come in this order."""
+
+    phases: tuple[Phase, ...]
+
+
+class PublishWeights(Message, frozen=True, kw_only=True, tag="publish_weights"):
+    """Write the weights, whole, to a file in rank 0's node's memory. Answer: `WeightsPublished`.
+
+    Asked of every node that trains, for shards are gathered; the file is a safetensors file with
+    the names that Hugging Face's model has (`real`), or ``layer.N`` (`paced`).
+    """
+
+    version: int
+
+
+class WeightsPublished(Message, frozen=True, kw_only=True, tag="weights_published"):
+    """`path` is "" but on rank 0's node. Spans: ``gather``, ``write``."""
+
+    version: int
+    path: str
+    bytes: int
+    checksum: int
+    """CRC-32 (zlib) of the file."""
+    spans: tuple[Span, ...]
+
+
+class KeepTrainer(Message, frozen=True, kw_only=True, tag="keep_trainer"):
+    """Write (or, with `load`, read) all training state at folder `path` on each node. `Done`."""
+
+    path: str
+    load: bool = False
+
+
+class WatchTraining(Message, frozen=True, kw_only=True, tag="watch_training"):
+    """Tell phases after `after`, at the latest after `wait_ns`. Answer: `TrainingHappened`."""
+
+    after: int
+    wait_ns: int
+
+
+class PhaseHappened(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A phase as rank `rank`, the lowest of this node, saw it; `index` in the step's plan."""
+
+    version: int
+    index: int
+    name: str
+    op: Op
+    axis: Axis
+    bytes: int
+    begin_ns: int
+    end_ns: int
+    """0: it has begun, and not ended yet."""
+    rank: int
+
+
+class TrainingHappened(Message, frozen=True, kw_only=True, tag="training_happened"):
+    """Events after the watch's `after`, up to `upto`. `dead` says by rank why."""
+
+    upto: int
+    phases: tuple[PhaseHappened, ...]
+    dead: dict[int, str]
+
+
+class CloseTraining(Message, frozen=True, kw_only=True, tag="close_training"):
+    """End all ranks and see them gone. Answer: `Done`."""
+
+
+TrainingBody = (
+    OpenTraining | TrainingOpen | TrainStep | Trained | PlanStep | StepPlan | PublishWeights
+    | WeightsPublished | KeepTrainer | WatchTraining | TrainingHappened | CloseTraining
+)  # fmt: skip
