@@ -57,12 +57,14 @@ class Candidate:
 class Wanted:
     """What is known of a request: `length_tokens` at its longest, `homes` the preferred first.
 
-    `refused`: instances that would not have it, and why.
+    `only`: the one instance that it is assigned to, "" for any. `refused`: instances that would
+    not have it, and why.
     """
 
     known_tokens: int
     length_tokens: int
     homes: tuple[str, ...] = ()
+    only: str = ""
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -108,4 +110,5 @@ def _overloaded(home: Candidate, least: Candidate) -> bool:
 
 def _could(wanted: Wanted, candidate: Candidate) -> bool:
     fits = wanted.length_tokens <= candidate.length_max_tokens
-    return fits and candidate.name not in wanted.refused
+    meant = wanted.only in {"", candidate.name}
+    return fits and meant and candidate.name not in wanted.refused

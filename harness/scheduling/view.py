@@ -1,9 +1,9 @@
 """What policies see and what they decide: the same on a bench and in simulation. Values only.
 
-A `View` is the generation pool at one moment. Requests are columns (numpy arrays of one length), so
-that tens of thousands are looked at in milliseconds. Times are seconds of the bench's clock, lengths
-tokens. Nothing here knows how long a response will be, but for `View.truth`, which only the oracle
-is given.
+A `View` is the generation pool at one moment. Requests are columns (numpy arrays of one length),
+so that tens of thousands are looked at in milliseconds. Times are seconds of the bench's clock,
+lengths tokens. Nothing here knows how long a response will be, but for `View.truth`, which only the
+oracle is given.
 """
 
 from __future__ import annotations

@@ -56,6 +56,11 @@ class Dispatcher:
             self._queue.extend(ids)
         self.look()
 
+    def unqueue(self, ids: Iterable[str]) -> None:
+        """Take requests out of the queue, whether they are in it or not."""
+        gone = set(ids)
+        self._queue = deque(id_ for id_ in self._queue if id_ not in gone)
+
     def look(self) -> None:
         """Look for places soon: something has changed."""
         self._wanted.set()
@@ -135,10 +140,15 @@ class Dispatcher:
         everywhere = {place.name: self._candidate(place) for place in living}
         found: dict[str, list[str]] = {}
         passed: list[str] = []
-        while self._queue and len(passed) < LOOK_PAST_MAX:
+        looked_past = 0  # of those that any could have: one that is bound is in nobody's way
+        while self._queue and looked_past < LOOK_PAST_MAX:
             if not any(candidate.takes(1) for candidate in everywhere.values()):
                 break
             entry = self._ledger.entries[self._queue.popleft()]
+            bound = everywhere.get(entry.assigned)
+            if bound is not None and not bound.takes(1):
+                passed.append(entry.id)
+                continue
             wanted = self._wanted_of(entry, living)
             if chosen := route(wanted, everywhere.values()):
                 self._note_sent(entry.id, self._places[chosen.name])
@@ -148,6 +158,7 @@ class Dispatcher:
                 self._refuse(entry, reason)
             else:
                 passed.append(entry.id)
+                looked_past += bound is None
         self._queue.extendleft(reversed(passed))
         return found
 
@@ -193,10 +204,14 @@ class Dispatcher:
     def _wanted_of(self, entry: Entry, living: Iterable[Place]) -> Wanted:
         siblings = self._ledger.siblings_home.get(entry.sibling, "")
         refusals = self._refusals.get(entry.id, {})
+        bound = self._places.get(entry.assigned)
+        if bound is not None and (bound.dead or bound.length_max_tokens < entry.length_tokens):
+            bound = None
         return Wanted(
             known_tokens=entry.known_tokens,
             length_tokens=entry.length_tokens,
             homes=tuple(home for home in (entry.home, siblings) if home),
+            only=bound.name if bound is not None else "",
             refused={p.name: refusals[p.serial] for p in living if p.serial in refusals}
             if refusals
             else {},

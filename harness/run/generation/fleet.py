@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 
 from harness.clock import NS_PER_S
-from harness.model.layout import Layout
+from harness.model.layout import Layout, Mix
 from harness.model.placement import Instance
 from harness.model.prompts import Prompts
 from harness.model.replay import ReplayRequest
@@ -44,7 +44,9 @@ from harness.wire.generation import (
     Submitted,
     TearDown,
     Torn,
+    UpdateWeights,
     Verb,
+    WeightsUpdated,
     Work,
 )
 from harness.wire.messages import Done
@@ -79,10 +81,12 @@ class Fleet:
         block_tokens: int = 0,
     ) -> None:
         self.session, self.spec, self.gpus_of = session, spec, dict(gpus_of)
-        self.layout: Layout | None = None
+        self.layout: Layout | Mix | None = None
         """What is up, as whoever changes it says."""
         self.version = 0
         """Weights that engines are built with."""
+        self.sources: dict[str, str] = {}
+        """By node, the file that holds weights of that version; none: engines have their own."""
         self.facts: dict[str, dict[str, str]] = {}
         self.changing = asyncio.Lock()
         self._serials = count(1)
@@ -173,7 +177,12 @@ class Fleet:
     async def build(self, placed: Placed, strategy: Strategy, timeout_ns: int) -> dict[str, Built]:
         """Build instances; they are registered, but not accepting."""
         bodies = {
-            node: Build(instances=instances, strategy=strategy, version=self.version)
+            node: Build(
+                instances=instances,
+                strategy=strategy,
+                version=self.version,
+                source=self.sources.get(node, ""),
+            )
             for node, instances in placed.items()
             if instances
         }
@@ -225,6 +234,32 @@ class Fleet:
                 place.admitting = allowed
         answers.complete()
 
+    async def update_weights(
+        self, names: Iterable[str], *, drop_kv: bool, timeout_ns: int
+    ) -> dict[str, WeightsUpdated]:
+        """Let engines load the weights of `version` from `sources`; the dead are left out.
+
+        They go on generating after it; while it lasts they are not held to be stalling. Whoever
+        calls it holds `changing`.
+        """
+        places = [place for name in names if (place := self.places.get(name)) and not place.dead]
+        bodies = {
+            node: UpdateWeights(
+                instances=there,
+                version=self.version,
+                source=self.sources.get(node, ""),
+                drop_kv=drop_kv,
+            )
+            for node, there in by_node(places).items()
+        }
+        for place in places:
+            place.loading = True
+        try:
+            return (await self._nodes.each(bodies, WeightsUpdated, timeout_ns)).complete()
+        finally:
+            for place in places:
+                place.loading, place.life = False, None
+
     # -- requests -----------------------------------------------------------------------
 
     def accept(self, names: Iterable[str]) -> None:
@@ -242,6 +277,30 @@ class Fleet:
         """Queue new requests, each to be sent to the least loaded instance that can hold it."""
         added = self.ledger.add(requests, self.session.bench.clock.now_ns())
         self._dispatcher.queue(added, ahead=False)
+
+    def resume(self, ids: Iterable[str]) -> None:
+        """Queue requests that the ledger has queued, as an earlier run left them."""
+        self._dispatcher.queue(ids, ahead=False)
+
+    def assign(self, assignment: Mapping[str, str]) -> None:
+        """Bind open requests to instances (id -> name; "" to any), from when they are sent next."""
+        for id_, name in assignment.items():
+            if (entry := self.ledger.entries.get(id_)) is not None:
+                entry.assigned = name
+        self._dispatcher.look()
+
+    async def drop(self, ids: Iterable[str], timeout_ns: int) -> list[str]:
+        """Withdraw requests that nobody wants any longer; return those that ended first, kept."""
+        entries = self.ledger.entries
+        for name in {entries[id_].at for id_ in ids if entries[id_].at}:
+            there = [id_ for id_ in ids if entries[id_].at == name]
+            await self.withdraw([name], ids=there, timeout_ns=timeout_ns)
+        ended = [id_ for id_ in ids if entries[id_].state == "finished"]
+        gone = [id_ for id_ in ids if entries[id_].state in {"queued", "held"}]
+        self._dispatcher.unqueue(gone)
+        for id_ in gone:
+            self.ledger.drop(id_)
+        return ended
 
     def requeue(self, ids: Iterable[str]) -> None:
         """Queue held requests, ahead of those that never began."""

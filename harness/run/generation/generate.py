@@ -14,27 +14,23 @@ from functools import partial
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import StepFailed, UsageError
 from harness.model.layout import parse_layout
-from harness.model.placement import place
 from harness.model.replay import digest_of
 from harness.model.scenario import Generate
 from harness.run.generation.asked import GenerationAsked
 from harness.run.generation.fleet import Fleet
 from harness.run.generation.migrate import Migrations
+from harness.run.generation.opening import open_fleet
 from harness.run.generation.stages import Pace
 from harness.run.generation.switch import Made, Switches
 from harness.run.session import Session
 from harness.scheduling.feed import Feed
 from harness.scheduling.migration import Costs, estimates_of
-from harness.scheduling.waves import names
 from harness.seeds import seeded
 from harness.tasks import beside
-from harness.wire.generation import Strategy
 
 WINDOW_NS = 2 * NS_PER_S
 """Before and after a switch: over how much of it the speed is told."""
 LOOK_NS = 50 * NS_PER_MS
-OPEN_NS = 300 * NS_PER_S
-"""To start all ranks: each imports vLLM, which takes a minute or more where cores are few."""
 
 
 async def generate(session: Session, step: Generate, number: int) -> None:
@@ -43,33 +39,10 @@ async def generate(session: Session, step: Generate, number: int) -> None:
     if asked is None:
         raise UsageError("a generate step needs the table [generation] in the scenario")
     if session.fleet is None:
-        session.fleet = await _open(session, asked, step)
-    await _Step(session.fleet, asked, step, number).run()
-
-
-async def _open(session: Session, asked: GenerationAsked, step: Generate) -> Fleet:
-    """Start the engines in the first layout; they end when the run does."""
-    timeout_ns = round(step.stage_timeout_s * NS_PER_S)
-    placed = place(asked.layout, asked.gpus_of)
-    opened = Fleet.opened(
-        session,
-        asked.spec,
-        asked.gpus_of,
-        [place(layout, asked.gpus_of) for layout in asked.pool],
-        stall_ns=round(step.stall_s * NS_PER_S),
-        timeout_ns=max(timeout_ns, OPEN_NS),
-        block_tokens=asked.replay.block_tokens,
-    )
-    fleet = await session.closing.enter_async_context(opened)
-    async with fleet.changing:
-        strategy: Strategy = "pool" if asked.layout in asked.pool else "rebuild"
-        await fleet.prepare(placed, strategy, timeout_ns)
-        await fleet.build(
-            {node: here for node, here in placed.items() if here}, strategy, timeout_ns
+        session.fleet = await open_fleet(
+            session, asked, stall_s=step.stall_s, stage_timeout_s=step.stage_timeout_s
         )
-        fleet.layout = asked.layout
-        fleet.accept(names(placed))
-    return fleet
+    await _Step(session.fleet, asked, step, number).run()
 
 
 class _Step:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -40,6 +40,8 @@ class Entry:
     """Name of the instance that has it; "" unless `sent`."""
     home: str = ""
     """The instance that had it last: its KV may still be cached there."""
+    assigned: str = ""
+    """The one instance it is to run in, as long as that is there; "": any."""
     turn: int = 0
     produced_tokens: int = 0
     """Delivered of the present turn."""
@@ -53,6 +55,8 @@ class Entry:
     version_first: int | None = None
     version_last: int | None = None
     """Weights that produced the present turn."""
+    version_oldest: int | None = None
+    """Of all weights that produced any of it."""
     preemptions: int = 0
     reason: str = ""
     """Why it was refused."""
@@ -81,6 +85,12 @@ class Entry:
         return self.context_tokens + self.now.response_tokens
 
     @property
+    def total_tokens(self) -> int:
+        """Delivered of the whole trajectory: all turns so far."""
+        given = sum(turn.prompt_tokens for turn in self.request.turns[: self.turn + 1])
+        return self.known_tokens - given
+
+    @property
     def sibling(self) -> tuple[int, int]:
         """Step and prompt: what the samples of one prompt share."""
         return self.request.step, self.request.prompt
@@ -101,6 +111,10 @@ class Ledger:
     """Positions delivered again, or beyond the end. 0, or something is wrong."""
     finished: int = 0
     refused: int = 0
+    forgotten: int = 0
+    """Entries that ended and are kept no longer."""
+    on_end: Callable[[Entry], None] | None = None
+    """Told of every trajectory that finished or was refused."""
     siblings_home: dict[tuple[int, int], str] = field(default_factory=dict)
     """By step and prompt, where a sample of it was sent last."""
     _at: dict[str, dict[str, None]] = field(default_factory=dict)
@@ -109,7 +123,7 @@ class Ledger:
     @property
     def open(self) -> int:
         """Requests that have neither finished nor been refused."""
-        return len(self.entries) - self.finished - self.refused
+        return len(self.entries) + self.forgotten - self.finished - self.refused
 
     def at(self, name: str) -> tuple[str, ...]:
         """Return the ids that an instance has, in the order they were sent there."""
@@ -169,6 +183,27 @@ class Ledger:
         entry = self._in(id_, "queued", "held")
         entry.state, entry.reason = "refused", reason
         self.refused += 1
+        self._ended(entry)
+
+    def drop(self, id_: str) -> None:
+        """Let go of a request that nobody wants any longer; it is at no instance."""
+        self._in(id_, "queued", "held")
+        del self.entries[id_]
+
+    def forget(self, ids: Iterable[str]) -> None:
+        """Keep requests that have ended no longer: their tokens were used."""
+        for id_ in ids:
+            self._in(id_, "finished", "refused")
+            del self.entries[id_]
+            self.forgotten += 1
+
+    def restore(self, entry: Entry) -> None:
+        """Take a request as an earlier run left it: queued, with its tokens so far, or finished."""
+        if entry.id in self.entries:
+            raise ValueError(f"request {entry.id} is in the ledger already")
+        self._in_state(entry, "queued", "finished")
+        self.entries[entry.id] = entry
+        self.finished += entry.state == "finished"
 
     def apply(self, output: Output, first_ns: int, last_ns: int) -> Entry | None:
         """Deliver tokens, stamped on our clock; return the entry, None where it is not there.
@@ -233,10 +268,16 @@ class Ledger:
     # -- inside -----------------------------------------------------------------------------
 
     def _in(self, id_: str, *states: State) -> Entry:
-        entry = self.entries[id_]
+        return self._in_state(self.entries[id_], *states)
+
+    def _in_state(self, entry: Entry, *states: State) -> Entry:
         if entry.state not in states:
-            raise ValueError(f"request {id_} is {entry.state}, not {' or '.join(states)}")
+            raise ValueError(f"request {entry.id} is {entry.state}, not {' or '.join(states)}")
         return entry
+
+    def _ended(self, entry: Entry) -> None:
+        if self.on_end is not None:
+            self.on_end(entry)
 
     def _deliver(self, entry: Entry, output: Output) -> None:
         """Add what is new of an output; count gaps, and what was there already."""
@@ -252,6 +293,8 @@ class Ledger:
         entry.produced_tokens = end_known
         if entry.version_first is None:
             entry.version_first = output.version
+        if entry.version_oldest is None:
+            entry.version_oldest = output.version
         entry.version_last = output.version
         if self.prompts is not None:
             entry.output.extend([UNKNOWN_ID] * lost)
@@ -262,6 +305,7 @@ class Ledger:
         if entry.turn + 1 == len(entry.request.turns):
             self._take(entry, "finished")
             self.finished += 1
+            self._ended(entry)
             return
         self._take(entry, "queued")
         prompts, context = self.prompts, self._prompt(entry)

@@ -30,6 +30,8 @@ class Place:
     admitting: bool = True
     """Whether the engine lets waiting requests in."""
     dead: str = ""
+    loading: bool = False
+    """Whether it is being given new weights, and so need not get any further."""
     arriving: set[str] = field(default_factory=set)
     """Requests on their way here: sent, and not answered yet."""
     leaving: set[str] = field(default_factory=set)

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from harness.clock import NS_PER_S
 from harness.errors import InfrastructureError, StepFailed, UsageError
-from harness.model.layout import Layout
+from harness.model.layout import Layout, Mix
 from harness.model.placement import Instance, place
 from harness.model.scenario import Generate
 from harness.run.generation.fleet import Fleet
@@ -56,11 +56,11 @@ class Switches:
 
     def __init__(self, fleet: Fleet, step: Generate, migrations: Migrations) -> None:
         self._fleet, self._step, self._migrations = fleet, step, migrations
-        self._under_way: Layout | None = None
+        self._under_way: Layout | Mix | None = None
         self._out: set[str] = set()
         """Nodes on which no layout could be built any more."""
 
-    async def make(self, target: Layout) -> Made:
+    async def make(self, target: Layout | Mix) -> Made:
         """Switch to `target`; what failed is in the answer. Raises only bugs and cancellation."""
         if self._under_way is not None:
             text = f"the switch to {self._under_way} is under way"
@@ -72,7 +72,7 @@ class Switches:
         finally:
             self._under_way = None
 
-    def _switch(self, target: Layout) -> _Switch:
+    def _switch(self, target: Layout | Mix) -> _Switch:
         return _Switch(self._fleet, self._step, self._migrations, target, self._out)
 
 
@@ -93,7 +93,7 @@ class _Switch:
         fleet: Fleet,
         step: Generate,
         migrations: Migrations,
-        target: Layout,
+        target: Layout | Mix,
         out: set[str],
     ) -> None:
         self.fleet, self.step, self.migrations = fleet, step, migrations

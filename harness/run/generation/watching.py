@@ -119,7 +119,8 @@ class Watching:
         now_ns = self._roster.now_ns()
         place.life = look(
             place.life,
-            busy=bool(stats.running or (place.admitting and self._roster.ledger.at(place.name))),
+            busy=not place.loading
+            and bool(stats.running or (place.admitting and self._roster.ledger.at(place.name))),
             work_tokens=stats.generated_tokens + stats.prefilled_tokens,
             now_ns=now_ns,
         )
