@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from harness.wire.training import Axis, Degrees, Phase, PhaseHappened, Sample
+from harness.model.degrees import Degrees
+from harness.wire.training import Axis, Phase, PhaseHappened, Sample
 
 
 class Place(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from harness.model.degrees import Degrees
 from harness.model.profile import Profile
 from harness.model.scenario import Op
 from harness.model.shape import ModelShape
@@ -19,20 +20,6 @@ from harness.wire.generation import Span
 from harness.wire.messages import Message
 
 Axis = Literal["dp", "tp", "pp", "ep"]
-
-
-class Degrees(msgspec.Struct, frozen=True, kw_only=True):
-    """Data, tensor, pipeline and expert parallel degrees; DP x TP x PP ranks, EP within DP."""
-
-    dp: int = 1
-    tp: int = 1
-    pp: int = 1
-    ep: int = 1
-
-    @property
-    def ranks(self) -> int:
-        """How many there are."""
-        return self.dp * self.tp * self.pp
 
 
 class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
