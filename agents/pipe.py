@@ -45,6 +45,13 @@ class Position(Message, frozen=True, tag="position"):
     inside: bool
 
 
+class Doing(Message, frozen=True, kw_only=True, tag="doing"):
+    """Answer of a rank that does orders in turn: the one under way ("" none), and since when."""
+
+    order: str
+    since_ns: int
+
+
 Body = (
     MakeGroups | DestroyGroups | RunCollective
     | StartTraffic | Hold | StopAt | Resume | TrafficSoFar | EndTraffic | WhereAreYou

@@ -10,27 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from agents.asking import OrderFailed, ask_all
 from agents.generation.answers import capacity_of, joined, kv_peers_of, merged
-from agents.generation.orders import (
-    Doing,
-    Leave,
-    Seated,
-    Sit,
-    Sleep,
-    Slept,
-    Stepped,
-    Steps,
-    Wake,
-    Woken,
-)
+from agents.generation.orders import Leave, Seated, Sit, Sleep, Slept, Stepped, Steps, Wake, Woken
 from agents.generation.ports import Range
-from agents.pipe import WhereAreYou
-from agents.seat import Seat, combine, settled
+from agents.seat import Seat
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.errors import InfrastructureError
 from harness.model.placement import Instance
 from harness.wire.generation import Capacity, Span, Stats
 from harness.wire.messages import Failure, Message
@@ -41,57 +29,6 @@ GRANT_STEPS_MAX = 64
 GRANTS = 2
 _GRANT_LIMIT_NS = 120 * NS_PER_S
 """The longest grant: a first step may compile."""
-_POSITION_NS = 200 * NS_PER_MS
-_BROKEN = ("RankDied", "RankFailed")
-
-
-class OrderFailed(InfrastructureError):
-    """An order that not every rank has done; `failure` is the answer to whoever asked.
-
-    `breaks`: nothing is known any more of what the ranks hold; they are of no use.
-    """
-
-    def __init__(self, failure: Failure, *, breaks: bool) -> None:
-        self.failure, self.breaks = failure, breaks
-        super().__init__(failure.text)
-
-
-async def ask_all(orders: Mapping[Seat, Message], due_ns: int) -> list[Any]:
-    """Ask each seat; return the answers in order. Raises `OrderFailed`, naming who is at fault."""
-    replies = {seat: seat.ask(order, due_ns) for seat, order in orders.items()}
-    late = await settled(list(replies.values()), due_ns)
-    answers = [reply.result() for reply in replies.values() if reply.done()]
-    failures = [answer for answer in answers if isinstance(answer, Failure)]
-    broken = [failure for failure in failures if failure.error in _BROKEN]
-    if failures:  # a rank that broke is the cause; whoever refuses besides is not
-        all_refuse = not broken and len(failures) == len(replies)
-        raise OrderFailed(combine(broken or failures), breaks=not all_refuse)
-    if late:
-        name = next(iter(orders.values())).__struct_config__.tag
-        behind = [seat for seat, reply in replies.items() if reply in late]
-        text = f"{name} was not done in time: {await _whereabouts(behind)}"
-        numbers = tuple(sorted(seat.number for seat in behind))
-        failure = Failure(error="OrderExpired", text=text, ranks=numbers)
-        raise OrderFailed(failure, breaks=True)
-    return answers
-
-
-async def _whereabouts(late: Sequence[Seat]) -> str:
-    """Say what each of the late ranks is doing; their stacks go to their logs."""
-    now_ns = time.monotonic_ns()
-    replies = {seat: seat.ask(WhereAreYou(), now_ns + _POSITION_NS) for seat in late}
-    await settled(list(replies.values()), now_ns + _POSITION_NS)
-    words = []
-    for seat, reply in replies.items():
-        found = reply.result() if reply.done() else None
-        if isinstance(found, Doing) and found.order:
-            since_s = (now_ns - found.since_ns) / NS_PER_S
-            words.append(f"{seat.name} is in {found.order} for {since_s:.1f} s (stacks in its log)")
-        elif isinstance(found, Doing):
-            words.append(f"{seat.name} waits for orders")
-        else:
-            words.append(f"{seat.name} does not answer")
-    return "; ".join(words)
 
 
 def next_grant(taken: Stepped) -> int:

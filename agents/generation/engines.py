@@ -15,9 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from agents.asking import OrderFailed, ask_all
+from agents.events import Events
 from agents.generation.answers import joined
-from agents.generation.crew import Crew, OrderFailed, ask_all
-from agents.generation.events import Events
+from agents.generation.crew import Crew
 from agents.generation.orders import FRAMES, FindMemory, Leave, MemoryFound, Ready, Start, Told
 from agents.generation.ports import Ports, Range
 from agents.labour import Notify
@@ -25,7 +26,7 @@ from agents.seat import Seat
 from harness.clock import NS_PER_S
 from harness.model.intake import Refused
 from harness.model.placement import Instance
-from harness.wire.generation import EngineSpec, Span, Strategy
+from harness.wire.generation import EngineSpec, Output, Span, Strategy
 from harness.wire.messages import Failure, Message, Note
 
 _PARTING_NS = 10 * NS_PER_S
@@ -49,7 +50,7 @@ class Engines:
         self.up: dict[str, Crew] = {}
         """By name; the dead among them until they are torn down or built upon."""
         self.asleep: dict[Instance, Crew] = {}
-        self.events = Events()
+        self.events: Events[Output] = Events()
         self.ready: Ready | None = None
         self._address, self._ports = address, Ports(address)
         self._program, self._logs, self._notify = tuple(program), logs, notify

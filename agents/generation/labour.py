@@ -18,8 +18,9 @@ from typing import Any
 
 import msgspec
 
+from agents.asking import OrderFailed
 from agents.generation.answers import merged
-from agents.generation.crew import Crew, OrderFailed
+from agents.generation.crew import Crew
 from agents.generation.engines import Engines
 from agents.generation.memory import Room, cpu_room, gpu_room, paced_room, place_problems
 from agents.labour import Handler, Notify

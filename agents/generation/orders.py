@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from agents.frames import Frame
-from agents.pipe import WhereAreYou
+from agents.pipe import Doing, WhereAreYou
 from harness.model.placement import Instance
 from harness.wire.generation import (
     Admission,
@@ -119,13 +119,6 @@ class MemoryFound(Message, frozen=True, kw_only=True, tag="memory_found"):
 
     free_bytes: int
     total_bytes: int
-
-
-class Doing(Message, frozen=True, kw_only=True, tag="doing"):
-    """Answer to `WhereAreYou`: the order under way ("" none), and since when."""
-
-    order: str
-    since_ns: int
 
 
 class Told(Message, frozen=True, kw_only=True, tag="told"):

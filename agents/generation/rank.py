@@ -26,10 +26,10 @@ import msgspec
 
 from agents.frames import Frame, Unpacker, pack
 from agents.generation.base import Engine
-from agents.generation.orders import FRAMES, Body, Doing, Leave, Ready, Start, Told
+from agents.generation.orders import FRAMES, Body, Leave, Ready, Start, Told
 from agents.generation.outbox import Outbox
 from agents.generation.verbs import Verbs
-from agents.pipe import WhereAreYou
+from agents.pipe import Doing, WhereAreYou
 from agents.process import die_with
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import ExitCode, UsageError

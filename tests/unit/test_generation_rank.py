@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from agents.events import Events, Forgotten
 from agents.generation.answers import joined, merged
 from agents.generation.base import Wait
 from agents.generation.crew import GRANT_NS, next_grant
-from agents.generation.events import Events, Forgotten
 from agents.generation.memory import cpu_room, gpu_room, paced_room, place_problems
 from agents.generation.orders import Stepped
 from agents.generation.outbox import BATCH_NS, Outbox

@@ -1,4 +1,4 @@
-"""A node's numbered events: what its instances told, kept until the coordinator has them."""
+"""A node's numbered events: what was told on it, kept until the coordinator has them."""
 
 from __future__ import annotations
 
@@ -6,39 +6,41 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
+from typing import Generic, TypeVar
 
 from harness.clock import NS_PER_S
 from harness.errors import InfrastructureError
-from harness.wire.generation import Output
+
+Event = TypeVar("Event")
 
 BUNDLE_MAX = 50_000
-"""Outputs of one answer: far below the largest message, even with their token ids."""
+"""Events of one answer: far below the largest message, even as outputs with their token ids."""
 
 
 class Forgotten(InfrastructureError):
     """Events that were had before are asked for again."""
 
 
-class Events:
-    """Outputs in order, numbered from 1; whoever watches is woken by them, and by other news."""
+class Events(Generic[Event]):
+    """Events in order, numbered from 1; whoever watches is woken by them, and by other news."""
 
     def __init__(self) -> None:
         self.last = 0
         """Number of the latest event; 0 before the first."""
-        self._kept: deque[Output] = deque()
+        self._kept: deque[Event] = deque()
         self._stirred = False
         self._watcher: asyncio.Future[None] | None = None
 
-    def add(self, outputs: Iterable[Output]) -> None:
-        """Append outputs, and wake whoever watches."""
+    def add(self, events: Iterable[Event]) -> None:
+        """Append events, and wake whoever watches."""
         before = len(self._kept)
-        self._kept.extend(outputs)
+        self._kept.extend(events)
         self.last += len(self._kept) - before
         if len(self._kept) > before:
             self._wake()
 
     def stir(self) -> None:
-        """Wake whoever watches though nothing is appended: an instance died, or was built."""
+        """Wake whoever watches though nothing is appended: somebody died, or was built."""
         self._stirred = True
         self._wake()
 
@@ -46,7 +48,7 @@ class Events:
         if self._watcher and not self._watcher.done():
             self._watcher.set_result(None)
 
-    async def after(self, number: int, wait_ns: int) -> tuple[int, tuple[Output, ...]]:
+    async def after(self, number: int, wait_ns: int) -> tuple[int, tuple[Event, ...]]:
         """Return the last event's number and the events after `number`, by `wait_ns` at the latest.
 
         Those up to `number` are forgotten. A later watch ends this one. Raises `Forgotten`.
@@ -57,8 +59,8 @@ class Events:
             watcher = self._watcher = asyncio.get_running_loop().create_future()
             await asyncio.wait([watcher], timeout=wait_ns / NS_PER_S)
         self._stirred = False
-        outputs = tuple(islice(self._kept, BUNDLE_MAX))
-        return self.last - len(self._kept) + len(outputs), outputs
+        events = tuple(islice(self._kept, BUNDLE_MAX))
+        return self.last - len(self._kept) + len(events), events
 
     def _forget(self, number: int) -> None:
         first = self.last - len(self._kept)
