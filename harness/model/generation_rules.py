@@ -8,18 +8,19 @@ anything is opened; the engines check the rest when they prepare.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from harness.errors import UsageError
 from harness.model.bench import Bench
-from harness.model.layout import Gpu, Layout, infeasible, parse_layout
+from harness.model.layout import Gpu, Layout, Mix, infeasible, parse_layout
 from harness.model.placement import gpus_of, place
 from harness.model.profile import Profile, costs_of, gpu_of
 from harness.model.replay import Replay
 from harness.model.scenario import Generate, Generation, Scenario
 from harness.model.schema import did_you_mean, dotted
 from harness.model.shape import ModelShape
+from harness.model.workload import Workload
 
 GENERATION_PATHS = ("workload", "profile", "model")
 COUNT_MAX = 1_000_000
@@ -58,6 +59,8 @@ class GenerationFiles:
     replay: Replay
     profile: Profile | None
     shape: ModelShape | None
+    workload: Workload | None = None
+    """Where the requests come from: drawn again with another seed for every repeat of a loop."""
 
 
 # -- the table and its steps -------------------------------------------------------------------
@@ -68,9 +71,7 @@ def generation_problems(generation: Generation) -> Iterator[str]:
     for where, text in _named(generation):
         yield from _layout(where, text)
     for key in ("pool", "nodes"):
-        for value, times in Counter(getattr(generation, key)).items():
-            if times > 1:
-                yield f"generation.{key}: {value!r} is listed {times} times"
+        yield from each_once(f"generation.{key}", getattr(generation, key))
     yield from _paths(generation)
     if not 0 < generation.bytes_scale <= 1:
         yield "generation.bytes_scale: expected more than 0, and 1 at most (all bytes)"
@@ -79,7 +80,11 @@ def generation_problems(generation: Generation) -> Iterator[str]:
         ("step_max_tokens", 1, TOKENS_MAX),
         ("kv_max_tokens", 0, TOKENS_MAX),
     ):
-        yield from _between(f"generation.{key}", getattr(generation, key), least, most)
+        yield from between(f"generation.{key}", getattr(generation, key), least, most)
+    if not generation.temperature >= 0:
+        yield "generation.temperature: expected 0 or more"
+    if not generation.speed > 0:
+        yield "generation.speed: expected more than 0"
     for name in generation.vllm_options:
         if name in OURS:
             yield f"{dotted('generation.vllm_options', name)}: leave it out; {OURS[name]} says it"
@@ -90,7 +95,7 @@ def generate_problems(generation: Generation | None, where: str, step: Generate)
     for i, text in enumerate(step.layouts):
         yield from _layout(f"{where}.layouts[{i}]", text)
     for key in ("workload_step", "requests_max", "in_flight_max", "count", "migrations"):
-        yield from _between(f"{where}.{key}", getattr(step, key), 0, COUNT_MAX)
+        yield from between(f"{where}.{key}", getattr(step, key), 0, COUNT_MAX)
     for key in ("rest_s", "migrate_every_ms"):
         if not getattr(step, key) >= 0:
             yield f"{where}.{key}: expected 0 or more"
@@ -120,9 +125,7 @@ def _paths(generation: Generation) -> Iterator[str]:
             'profile, such as "profiles/qwen2.5-14b-h800.toml"'
         )
     for key in GENERATION_PATHS:
-        path = getattr(generation, key)
-        if path.startswith("~") and not path.startswith("~/"):
-            yield f"generation.{key}: only your own home folder can be written with ~, as in ~/x"
+        yield from own_home(f"generation.{key}", getattr(generation, key))
 
 
 def _named(generation: Generation) -> list[tuple[str, str]]:
@@ -158,7 +161,21 @@ def _by_the_table(generation: Generation, where: str, step: Generate) -> Iterato
         yield f"{where}.migrations: no layout has two instances for a request to move between"
 
 
-def _between(where: str, value: int, least: int, most: int) -> Iterator[str]:
+def each_once(where: str, values: Iterable[str]) -> Iterator[str]:
+    """Check that nothing is listed twice."""
+    for value, times in Counter(values).items():
+        if times > 1:
+            yield f"{where}: {value!r} is listed {times} times"
+
+
+def own_home(where: str, path: str) -> Iterator[str]:
+    """Check that a path names no other person's home folder."""
+    if path.startswith("~") and not path.startswith("~/"):
+        yield f"{where}: only your own home folder can be written with ~, as in ~/x"
+
+
+def between(where: str, value: int, least: int, most: int) -> Iterator[str]:
+    """Check a whole number."""
     if not least <= value <= most:
         yield f"{where}: expected {least} to {most}"
 
@@ -183,7 +200,7 @@ def generation_on(
         return
     for where, text in _layouts(generation, steps):
         layout = parse_layout(text)
-        if reasons := _never(generation, layout, bench, files):
+        if reasons := reasons_against(generation, layout, bench, files):
             yield f"{where}: {text!r} cannot be on bench {bench.name!r}: {'; '.join(reasons)}"
     for where, step in steps.items():
         yield from _step_on(generation, bench, where, step)
@@ -197,7 +214,7 @@ def _step_on(generation: Generation, bench: Bench, where: str, step: Generate) -
             'can "migrate" to another; use "abort" or "drain"'
         )
     pooled = generation.engine == "vllm" and step.strategy == "pool"
-    if pooled and (bare := _without_gpus(generation, bench)):
+    if pooled and (bare := without_gpus(generation, bench)):
         yield f"{where}.strategy: {CPU_FREES_NOTHING} on {bare[0]}; use rebuild or restart"
 
 
@@ -243,29 +260,31 @@ def _nodes(generation: Generation, bench: Bench) -> Iterator[str]:
             )
 
 
-def _never(
-    generation: Generation, layout: Layout, bench: Bench, files: GenerationFiles | None
+def reasons_against(
+    generation: Generation, layout: Layout | Mix, bench: Bench, files: GenerationFiles | None
 ) -> list[str]:
-    """Return every reason why this layout cannot be."""
-    reasons = []
-    found = gpus_of(generation, bench)
-    paced_by = files.profile if files and generation.engine == "paced" else None
-    split_otherwise = (layout.pp, layout.ep, layout.dp) != (1, 1, 1)
-    if generation.engine == "vllm" and split_otherwise and _without_gpus(generation, bench):
+    """Return every reason why this layout cannot be on a bench whose nodes have GPUs."""
+    found, reasons = gpus_of(generation, bench), list[str]()
+    most, gpus = max(found.values()), sum(found.values())
+    parts = Mix((layout,)) if isinstance(layout, Layout) else layout
+    profile = files.profile if files and generation.engine == "paced" else None
+    split_otherwise = any((part.pp, part.ep, part.dp) != (1, 1, 1) for part in parts)
+    if generation.engine == "vllm" and split_otherwise and without_gpus(generation, bench):
         reasons.append(CPU_TAKES_TP_ONLY)
     if files and files.shape:
-        gpu = gpu_of(paced_by) if paced_by else UNKNOWN_GPU
-        reasons += infeasible(layout, files.shape, gpu, max(found.values()), sum(found.values()))
+        gpu, shape = gpu_of(profile) if profile else UNKNOWN_GPU, files.shape
+        reasons += [text for part in parts for text in infeasible(part, shape, gpu, most, gpus)]
     try:
         if not reasons:
-            place(layout, found)
-        if paced_by:
-            costs_of(paced_by, layout)
+            place(parts, found)
+        if profile:
+            for part in parts:
+                costs_of(profile, part)
     except UsageError as error:
         reasons.append(str(error))
-    return reasons
+    return list(dict.fromkeys(reasons))
 
 
-def _without_gpus(generation: Generation, bench: Bench) -> list[str]:
+def without_gpus(generation: Generation, bench: Bench) -> list[str]:
     """Return the nodes that would generate on their CPU."""
     return [name for name in gpus_of(generation, bench) if not bench.nodes[name].gpus]

@@ -31,7 +31,8 @@ from harness.model.mapfile import MapFile, map_problems, matching_of
 from harness.model.profile import Profile
 from harness.model.profile_rules import profile_problems
 from harness.model.replay import Replay
-from harness.model.scenario import Engine, Generation, Scenario
+from harness.model.rl_rules import TRAINING_PATHS, training_problems
+from harness.model.scenario import Engine, Generation, Scenario, Training
 from harness.model.scenario_rules import scenario_problems, together_problems
 from harness.model.schema import examine
 from harness.model.shape import ModelShape, shape_of_config
@@ -82,17 +83,20 @@ def load_bench(path: str | Path) -> Bench:
 
 
 def load_scenario(path: str | Path) -> Scenario:
-    """Read a scenario file; paths of its ``[generation]`` are resolved against its own folder.
+    """Read a scenario file; paths that its tables name are resolved against its own folder.
 
     Raises `BadFile` with every problem found.
     """
     scenario = _load(Path(path), Scenario, scenario_problems)
-    if scenario.generation is None:
-        return scenario
     folder = Path(path).resolve().parent
-    paths = _resolved(scenario.generation, GENERATION_PATHS, folder)
-    generation = msgspec.structs.replace(scenario.generation, **paths)
-    return msgspec.structs.replace(scenario, generation=generation)
+    tables: dict[str, Generation | Training] = {}
+    for name, table, keys in (
+        ("generation", scenario.generation, GENERATION_PATHS),
+        ("training", scenario.training, TRAINING_PATHS),
+    ):
+        if table is not None:
+            tables[name] = msgspec.structs.replace(table, **_resolved(table, keys, folder))
+    return msgspec.structs.replace(scenario, **tables)
 
 
 def with_engine(scenario: Scenario, engine: Engine, path: str | Path) -> Scenario:
@@ -103,7 +107,10 @@ def with_engine(scenario: Scenario, engine: Engine, path: str | Path) -> Scenari
     if scenario.generation is None:
         raise UsageError(f"--engine {engine}: {path} has no table [generation]")
     generation = msgspec.structs.replace(scenario.generation, engine=engine)
-    if problems := list(generation_problems(generation)):
+    problems = list(generation_problems(generation))
+    if scenario.training is not None:
+        problems += training_problems(scenario.training, generation)
+    if problems:
         raise BadFile(str(path), [f"{problem} (--engine {engine})" for problem in problems])
     return msgspec.structs.replace(scenario, generation=generation)
 
@@ -118,8 +125,9 @@ def load_generation(generation: Generation, *, nodes_are_here: bool) -> Generati
     if generation.engine == "vllm":
         there = generation.model and (nodes_are_here or Path(generation.model).exists())
         shape = load_shape(generation.model) if there else None
-    replay = requests_of(load_workload(generation.workload))
-    return GenerationFiles(replay=replay, profile=profile, shape=shape)
+    workload = load_workload(generation.workload)
+    replay = requests_of(workload)
+    return GenerationFiles(replay=replay, profile=profile, shape=shape, workload=workload)
 
 
 def load_workload(path: str | Path) -> Workload:

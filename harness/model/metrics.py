@@ -17,9 +17,10 @@ from harness.model.schema import did_you_mean
 from harness.model.sizes import parse_size
 from harness.model.streams import STAGES, SWITCH_STAGES
 
-Statistic = Literal["p50", "max", "sum", "mean", "rate"]
-"""`rate`: the harmonic mean, which for rates of one size is size over mean time. Times and rates
-of collectives are means because nccl-tests' are; stages of switches are because means add up."""
+Statistic = Literal["p50", "max", "sum", "mean", "rate", "geometric"]
+"""`rate`: the harmonic mean, which for rates of one size is size over mean time. `geometric`: the
+geometric mean, as ratios are averaged. Times and rates of collectives are means because
+nccl-tests' are; stages of switches are because means add up."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class Quantity:
     value: Statistic
     labels: tuple[str, ...]
     text: str
+    interval: bool = False
+    """`plus_minus` is half of the 95 % confidence interval of `value` over seeds, by Student's t:
+    samples are means of whole repeats of a loop, for steps of one loop depend on each other."""
 
 
 COLLECTIVE_LABELS = ("path", "size", "ranks", "group")
@@ -41,6 +45,13 @@ MIGRATION = ("step", "by")
 """`by`: the request's KV was sent (``kv``) or computed anew (``recompute``)."""
 GENERATE = ("step", "instance")
 """Over a whole step, or of one instance (``g0:0-1``) while it generated; never both."""
+LOOP = ("step", "policy")
+"""Of an rl step under one policy, such as ``[step=0,policy=static:8xTP1]``. `step` is the step's
+place in the scenario, the same in all repeats: they are pooled."""
+GAIN = (*LOOP, "over")
+"""`over`: the first policy of the step, or ``best_static``."""
+PHASE = ("step", "axis", "op")
+"""Of training: along which axis ranks communicated (``dp``, ``tp``, ``pp``, ``ep``), and how."""
 
 QUANTITIES: dict[str, Quantity] = {
     "reconfigure.dark_ms": Quantity(
@@ -97,6 +108,51 @@ QUANTITIES: dict[str, Quantity] = {
 }
 """Metrics with a fixed base; those of each operation and of each stage are added below."""
 
+RL_QUANTITIES: dict[str, Quantity] = {
+    "rl.samples_per_s": Quantity("1/s", "mean", LOOP, "samples trained on over time", True),
+    "rl.tokens_per_s": Quantity("tokens/s", "mean", LOOP, "their tokens over time", True),
+    "rl.gain": Quantity("", "geometric", GAIN, "samples/s over another's, seed by seed", True),
+    "rl.oracle_share_pct": Quantity(
+        "%", "mean", LOOP, "gain over best static, as a share of the oracle's", True
+    ),
+    "rl.step_s": Quantity("s", "mean", LOOP, "end of one training step to that of the next"),
+    "rl.batch_s": Quantity("s", "mean", LOOP, "first request of a batch to its last sample"),
+    "rl.tail_s": Quantity("s", "mean", LOOP, "90 % of a batch to its last sample"),
+    "rl.train_s": Quantity("s", "mean", LOOP, "training on a batch"),
+    "rl.reward": Quantity("", "mean", LOOP, "mean reward of a training step's samples"),
+    "rl.reward_first": Quantity("", "mean", LOOP, "that of the first step", True),
+    "rl.reward_last": Quantity("", "mean", LOOP, "that of the last step", True),
+    "rl.reward_rise": Quantity("", "mean", LOOP, "last less first", True),
+    "rl.staleness_max": Quantity("", "max", LOOP, "versions between a sample and its use"),
+    "rl.mixed": Quantity("", "sum", LOOP, "samples with tokens of several versions"),
+    "rl.dropped": Quantity("", "sum", LOOP, "samples that got too old, and were made anew"),
+    "rl.switches_taken": Quantity("", "sum", LOOP, "switches of layouts made"),
+    "rl.switches_refused": Quantity("", "sum", LOOP, "planned and not made: not worth it"),
+    "rl.switches_wasted": Quantity("", "sum", LOOP, "made, and slower than staying"),
+    "rl.moves": Quantity("", "sum", LOOP, "requests moved off instances that were behind"),
+    "rl.generation_bubble_pct": Quantity("%", "mean", LOOP, "generating nodes with nothing to do"),
+    "rl.training_bubble_pct": Quantity("%", "mean", LOOP, "training nodes with nothing to do"),
+    "forecast.error_pct": Quantity("%", "p50", LOOP, "of the tokens left in a batch"),
+    "forecast.longest_error_pct": Quantity("%", "p50", LOOP, "of the longest response's rest"),
+    "forecast.covered_pct": Quantity("%", "mean", LOOP, "requests within their 80 % interval"),
+    "forecast.total_covered_pct": Quantity("%", "mean", LOOP, "totals within theirs"),
+    "planner.solve_ms": Quantity("ms", "p50", LOOP, "the planner's own time"),
+    "sync.s": Quantity("s", "mean", LOOP, "weights gathered, sent, and in all engines"),
+    "sync.gather_ms": Quantity("ms", "mean", LOOP, "the trainer writes them"),
+    "sync.rpc_ms": Quantity("ms", "mean", LOOP, "asking and answering"),
+    "sync.wire_ms": Quantity("ms", "mean", LOOP, "first bucket sent to last one verified"),
+    "sync.load_ms": Quantity("ms", "mean", LOOP, "engines load them"),
+    "sync.gb_per_s": Quantity("GB/s", "rate", LOOP, "bytes, counted once, over wire time"),
+    "sync.failed": Quantity("", "sum", LOOP, "attempts that failed"),
+    "train.phase_ms": Quantity("ms", "mean", PHASE, "one communication, as it was"),
+    "train.phase_bytes": Quantity("bytes", "mean", PHASE, "its size, as nccl-tests counts it"),
+    "train.phase_gb_per_s": Quantity("GB/s", "rate", PHASE, "size over time"),
+    "train.gap_ms": Quantity("ms", "mean", PHASE, "since the end of the one before, as it was"),
+    "train.expected_gap_ms": Quantity("ms", "mean", PHASE, "the same, as announced"),
+    "train.gap_error_pct": Quantity("%", "p50", PHASE, "how far one is off the other"),
+}
+"""Those of the RL loop. A policy's are never added up with another's."""
+
 OF_AN_OPERATION: dict[str, Quantity] = {
     "busbw_gb_per_s": Quantity(
         "GB/s", "rate", COLLECTIVE_LABELS, "bus bandwidth as nccl-tests defines it"
@@ -127,7 +183,7 @@ def quantities() -> dict[str, Quantity]:
         f"switch.stage.{stage}_ms": Quantity("ms", "mean", SWITCH, f"in {stage}")
         for stage in SWITCH_STAGES
     }
-    return QUANTITIES | operations | stages
+    return QUANTITIES | RL_QUANTITIES | operations | stages
 
 
 def metric_name(base: str, labels: Mapping[str, object] | None = None) -> str:

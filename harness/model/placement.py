@@ -13,7 +13,7 @@ import msgspec
 from harness.errors import UsageError
 from harness.model.bench import Bench
 from harness.model.layout import Layout, Mix
-from harness.model.scenario import Generation
+from harness.model.scenario import Generation, Training
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +42,18 @@ def gpus_of(generation: Generation, bench: Bench) -> dict[str, int]:
         name: node.gpus or node.emulated_gpus
         for name, node in bench.nodes.items()
         if (name in generation.nodes if generation.nodes else node.pod == "generate")
+    }
+
+
+def trainers_of(training: Training, bench: Bench) -> dict[str, int]:
+    """Return how many ranks each node that trains can have: one per GPU, real or emulated, or one.
+
+    These are the nodes that the scenario names, or else those of ``train`` pods.
+    """
+    return {
+        name: node.gpus or node.emulated_gpus or 1
+        for name, node in bench.nodes.items()
+        if (name in training.nodes if training.nodes else node.pod == "train")
     }
 
 

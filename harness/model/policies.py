@@ -5,7 +5,7 @@ What each of them decides is in `harness.scheduling.policies`.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from harness.model.layout import Mix, parse_mix
 from harness.model.schema import did_you_mean
@@ -15,7 +15,7 @@ ORACLE = "oracle"
 POLICIES = ("orchestrl", "proactive", "reactive", ORACLE, BEST_STATIC)
 """Those that choose a layout by themselves; ``static:LAYOUT`` is given its own."""
 STATIC = "static"
-LEAST_LOADED = "least_loaded"
+LEAST_LOADED: Final = "least_loaded"
 
 
 class PolicyName(NamedTuple):

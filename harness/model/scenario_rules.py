@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from harness.model.bench import Bench
 from harness.model.busbw import smallest_bytes
@@ -21,12 +21,14 @@ from harness.model.generation_rules import (
 from harness.model.metrics import metric_problem, parse_metric
 from harness.model.nccl import NCCL_ALLOWED, refused_names
 from harness.model.ports import parse_cable, parse_circuit
+from harness.model.rl_rules import rl_on, rl_problems, training_problems
 from harness.model.scenario import (
     Check,
     Collectives,
     Generate,
     Op,
     Reconfigure,
+    Rl,
     Scenario,
     Shape,
     Shift,
@@ -52,6 +54,8 @@ def scenario_problems(scenario: Scenario) -> Iterator[str]:
         yield from _shape(name, shape)
     if scenario.generation is not None:
         yield from generation_problems(scenario.generation)
+    if scenario.training is not None:
+        yield from training_problems(scenario.training, scenario.generation)
     if not scenario.steps:
         yield "steps: empty; a scenario has at least one step"
     for i, step in enumerate(scenario.steps):
@@ -82,6 +86,7 @@ def together_problems(
         elif isinstance(step, Reconfigure):
             yield from _size_for(step, step.op, step.size, f"steps[{i}].size", ranks)
     yield from generation_on(scenario, bench, files)
+    yield from rl_on(scenario, bench, files)
 
 
 def _nccl(scenario: Scenario) -> Iterator[str]:
@@ -129,7 +134,7 @@ def _shapes_of(where: str, step: object) -> list[tuple[str, str]]:
 
 
 def _step(
-    scenario: Scenario, where: str, step: Collectives | Shift | Reconfigure | Generate
+    scenario: Scenario, where: str, step: Collectives | Shift | Reconfigure | Generate | Rl
 ) -> Iterator[str]:
     for path, shape in _shapes_of(where, step):
         if shape not in scenario.shapes:
@@ -140,6 +145,8 @@ def _step(
         yield from _reconfigure(where, step)
     elif isinstance(step, Generate):
         yield from generate_problems(scenario.generation, where, step)
+    elif isinstance(step, Rl):
+        yield from rl_problems(scenario, where, step)
 
 
 def _collectives(where: str, step: Collectives) -> Iterator[str]:
@@ -195,16 +202,28 @@ def _check(scenario: Scenario, where: str, check: Check) -> Iterator[str]:
         if problem := metric_problem(text):
             yield f"{where}.{key}: {problem}"
             continue
-        path = parse_metric(text)[1].get("path", ELECTRICAL)
-        paths = [ELECTRICAL, *scenario.shapes]
-        if path not in paths:
-            yield f"{where}.{key}: no path {path!r}{did_you_mean(path, paths)}"
+        labels = parse_metric(text)[1]
+        yield from (f"{where}.{key}: {problem}" for problem in _labels(scenario, labels))
     if check.at_least is None and check.at_most is None:
         yield f"{where}: no limit; set at_least or at_most"
     elif (
         check.at_least is not None and check.at_most is not None and check.at_least > check.at_most
     ):
         yield f"{where}.at_least: above at_most, so nothing can pass"
+
+
+def _labels(scenario: Scenario, labels: Mapping[str, str]) -> Iterator[str]:
+    """Check what a metric's labels name: paths are shapes, policies those that run."""
+    policies = [
+        policy for step in scenario.steps if isinstance(step, Rl) for policy in step.policies
+    ]
+    for key, names in (
+        ("path", [ELECTRICAL, *scenario.shapes]),
+        ("policy", policies),
+        ("over", policies),
+    ):
+        if key in labels and labels[key] not in names:
+            yield f"no {key} {labels[key]!r}{did_you_mean(labels[key], names)}"
 
 
 # -- scenario and bench ------------------------------------------------------------------------
