@@ -45,7 +45,8 @@ class Costs:
     def step_s(self, batch: Floats, kv_tokens: Floats) -> Floats:
         """Return the time of a decode step; a fraction of a sequence costs as a whole one."""
         seats = np.minimum(np.ceil(batch), len(self.fixed_s) - 1).astype(np.int64)
-        return self.fixed_s[seats] + self.kv_token_s[seats] * kv_tokens
+        step_s: Floats = self.fixed_s[seats] + self.kv_token_s[seats] * kv_tokens
+        return step_s
 
     def prefill_s(self, tokens: Floats) -> Floats:
         """Return the time to compute contexts, each its own."""
