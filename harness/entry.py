@@ -54,8 +54,9 @@ from harness.run.asked import Asked, load
 from harness.run.generation.asked import notes as generation_notes
 from harness.run.generation.calibrate import Calibrated, calibrate
 from harness.run.generation.calibration_asked import Wanted, load_calibration
-from harness.run.orchestrator import Work, execute, perform_all
+from harness.run.orchestrator import CHECKPOINT, Work, execute, perform_all
 from harness.run.plan import tell_plan
+from harness.run.rl.checkpoint import read_checkpoint
 from harness.run.session import Session
 from harness.seeds import unpredictable
 
@@ -81,17 +82,30 @@ def run_scenario(
     *,
     engine: Engine | None = None,
     max_wait_s: float | None = None,
+    resume: str | None = None,
     progress: Callable[[Document], None] | None = None,
 ) -> RunSummary:
     """Run a scenario and return its judged summary.
 
-    Raises `UsageError` before a run folder exists; after that every outcome is in the summary,
+    With `resume`, a run, its RL loop goes on from where that one was left. Raises `UsageError` before a run folder exists; after that every outcome is in the summary,
     except a bug of ours, which is recorded and then raised.
     """
     asked = load(scenario_path, bench_path, engine)
     if max_wait_s is not None:
         asked = _waiting(asked, max_wait_s)
+    if resume is not None:
+        asked = replace(asked, resume=_left_by(resume, runs_dir))
     return _recorded(asked, runs_dir, progress)
+
+
+def _left_by(run: str, runs_dir: Path) -> Path:
+    """Return the checkpoint folder of a run; raises `UsageError` where it is of no use."""
+    folder = store.find(runs_dir, run)
+    if not is_closed(folder.journal) and store.is_held(folder):
+        raise UsageError(f"run {folder.id} is still going: stop its process first (Ctrl-C)")
+    checkpoint = folder.path.resolve() / CHECKPOINT
+    read_checkpoint(checkpoint)
+    return checkpoint
 
 
 def calibrate_generation(
@@ -218,6 +232,8 @@ def _conduct(
                     told,
                     folder.snapshots,
                     generation=asked.generation,
+                    training=asked.training,
+                    resume=asked.resume,
                     work=work,
                 )
 

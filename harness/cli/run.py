@@ -39,6 +39,11 @@ engine_option = click.option(
     metavar="S",
     help="Seconds to wait for the agents, instead of the bench file's max_wait_s.",
 )
+@click.option(
+    "--resume",
+    metavar="RUN",
+    help="Go on from the last checkpoint of this run's RL loop, with the same scenario.",
+)
 @click.option("--strict", is_flag=True, help="End with 6 when a check is inconclusive.")
 @json_option
 def run(
@@ -48,6 +53,7 @@ def run(
     engine: Engine | None,
     runs: Path,
     max_wait: float | None,
+    resume: str | None,
     strict: bool,
     as_json: bool,
 ) -> int:
@@ -60,6 +66,7 @@ def run(
     harness run scenarios/quickstart.toml
     harness run scenarios/quickstart.toml --bench my-lab.toml --max-wait 120
     harness run scenarios/parallelism-switch.toml --engine vllm
+    harness run scenarios/rl-async.toml --resume latest
     """
     summary = entry.run_scenario(
         scenario,
@@ -67,6 +74,7 @@ def run(
         runs,
         engine=engine,
         max_wait_s=max_wait,
+        resume=resume,
         progress=Progress(sys.stderr if as_json else sys.stdout),
     )
     with best_effort():

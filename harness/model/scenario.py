@@ -211,7 +211,7 @@ class Rl(Strict, frozen=True, kw_only=True, tag_field="do", tag="rl"):
     checkpoint: bool = True
     """After every step; `harness run --resume RUN` goes on from the last one."""
     sync_faults: tuple[Literal["", "noop", "fail"], ...] = ()
-    """By step: weights that are sent but never loaded (`noop`), or whose first transfer fails.
+    """By step: engines load the first weights again (`noop`), or the first transfer fails (`fail`).
     For tests; "" does nothing."""
 
 

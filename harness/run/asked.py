@@ -14,12 +14,14 @@ from harness.model.load import (
     check_together,
     load_bench,
     load_generation,
+    load_profile,
     load_scenario,
     with_engine,
 )
 from harness.model.scenario import Engine, Scenario
 from harness.run.generation.asked import GenerationAsked, asked_of
 from harness.run.plan import plan_all
+from harness.run.rl.asked import TrainingAsked, training_asked
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class Asked:
     topology: Topology
     plans: Mapping[str, Plan]
     generation: GenerationAsked | None = None
+    training: TrainingAsked | None = None
+    resume: Path | None = None
+    """The checkpoint folder of an earlier run, from which loops go on."""
 
 
 def load(scenario_path: Path, bench_path: Path | None, engine: Engine | None = None) -> Asked:
@@ -58,4 +63,7 @@ def load(scenario_path: Path, bench_path: Path | None, engine: Engine | None = N
     topology = topology_of(bench)
     plans = plan_all(topology, scenario)
     generation = asked_of(scenario, bench, files)
-    return Asked(scenario_path, bench_path, scenario, bench, topology, plans, generation)
+    profile = scenario.training.profile if scenario.training else ""
+    trained = load_profile(profile) if profile else None
+    training = training_asked(scenario, bench, trained, generation)
+    return Asked(scenario_path, bench_path, scenario, bench, topology, plans, generation, training)

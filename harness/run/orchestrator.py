@@ -13,12 +13,15 @@ from harness.fabric.circuits import Plan
 from harness.model.scenario import Scenario
 from harness.run import custody
 from harness.run.generation.asked import GenerationAsked
+from harness.run.rl.asked import TrainingAsked
 from harness.run.session import Record, Session
 from harness.run.steps import perform
 from harness.tasks import beside, to_the_end
 
 Work = Callable[[Session], Awaitable[None]]
 
+CHECKPOINT = "checkpoint"
+"""In a run's folder: what its loops leave, for another run to go on from."""
 STEER_TIMEOUT_S = 5.0
 RESTORE_SLACK_S = 15.0
 """Beyond the switches' own apply limits: reading back, opening a lost line anew."""
@@ -55,6 +58,8 @@ async def execute(
     snapshots: Path,
     *,
     generation: GenerationAsked | None = None,
+    training: TrainingAsked | None = None,
+    resume: Path | None = None,
     work: Work = perform_all,
 ) -> None:
     """Do the work of a run; the switches are restored whatever happens.
@@ -71,6 +76,9 @@ async def execute(
                 record=record,
                 plans=plans,
                 generation_asked=generation,
+                training_asked=training,
+                keep=snapshots.parent.resolve() / CHECKPOINT,
+                resume=resume,
             )
             await bench.steer(bench.topology.routes(frozenset()))
             limit = asyncio.timeout(scenario.timeout_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from harness.bench.base import Bench
@@ -14,6 +15,7 @@ from harness.fabric.circuits import DARK, Plan
 from harness.fabric.topology import Link
 from harness.model.scenario import Scenario
 from harness.run.generation.asked import GenerationAsked
+from harness.run.rl.asked import TrainingAsked
 from harness.wire.messages import (
     DestroyGroups,
     Done,
@@ -62,6 +64,11 @@ class Session:
     generation_asked: GenerationAsked | None = None
     fleet: Fleet | None = None
     """Engines that generate, from the first ``generate`` step on."""
+    training_asked: TrainingAsked | None = None
+    keep: Path = Path("checkpoint")
+    """Where loops leave their checkpoints."""
+    resume: Path | None = None
+    """The same of an earlier run, from which the first loop goes on."""
     closing: AsyncExitStack = field(default_factory=AsyncExitStack)
     """What steps leave open for later steps; it is closed whichever way the run ends."""
 

@@ -8,17 +8,18 @@ from harness.clock import NS_PER_S
 from harness.errors import InfrastructureError, StepFailed, UsageError
 from harness.fabric.circuits import factor_round
 from harness.model.busbw import smallest_bytes
-from harness.model.scenario import Collectives, Generate, Op, Reconfigure, Shift
+from harness.model.scenario import Collectives, Generate, Op, Reconfigure, Rl, Shift
 from harness.model.sizes import format_size, parse_size
 from harness.run.change import listen, switch_over
 from harness.run.generation.generate import generate
 from harness.run.hearing import beacons_off, beacons_on
 from harness.run.reconfigure import reconfigure
+from harness.run.rl.loop import rl
 from harness.run.session import Session
 from harness.tasks import beside
 from harness.wire.messages import RankSamples, RunCollective, Samples
 
-Step = Collectives | Shift | Reconfigure | Generate
+Step = Collectives | Shift | Reconfigure | Generate | Rl
 
 
 async def perform(session: Session, step: Step, number: int) -> None:
@@ -159,4 +160,5 @@ PERFORM: dict[type, Callable[[Session, object, int], Awaitable[None]]] = {
     Shift: shift,  # type: ignore[dict-item]
     Reconfigure: reconfigure,  # type: ignore[dict-item]
     Generate: generate,  # type: ignore[dict-item]
+    Rl: rl,  # type: ignore[dict-item]
 }

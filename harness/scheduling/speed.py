@@ -7,6 +7,8 @@ because it is lightly loaded, and must not be avoided for it. Unknown layouts st
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from harness.clock import NS_PER_S
 from harness.model.layout import Layout
 from harness.model.profile import Profile, costs_of
@@ -20,6 +22,11 @@ class Speeds:
         self._profile = profile
         self._costs: dict[Layout, StepCosts] = {}
         self._seen: dict[Layout, float] = {}
+
+    @property
+    def seen(self) -> Mapping[Layout, float]:
+        """What the best instance of each layout has yielded, tokens/s."""
+        return dict(self._seen)
 
     def measured(self, layout: Layout, tokens_per_s: float) -> None:
         """Note what an instance yielded for a while."""

@@ -12,6 +12,7 @@ from harness.model.placement import gpus_of
 from harness.model.replay import Replay
 from harness.model.scenario import Scenario
 from harness.model.shape import ModelShape
+from harness.model.workload import Workload
 from harness.wire.generation import EngineSpec
 
 
@@ -29,6 +30,8 @@ class GenerationAsked:
     """The model's; None where only the nodes know it."""
     emulated: tuple[str, ...] = ()
     """Nodes whose GPUs are emulated: they compute on the CPU, if at all."""
+    workload: Workload | None = None
+    """Where the requests come from."""
     link_bytes_per_s: float = 125e6
     """Of the data network between nodes: for the first estimates of what a move takes."""
 
@@ -53,12 +56,15 @@ def asked_of(
             step_max_tokens=generation.step_max_tokens,
             kv_max_tokens=generation.kv_max_tokens,
             seed=scenario.seed,
+            temperature=generation.temperature,
+            speed=generation.speed if paced else 1.0,
         ),
         layout=parse_layout(generation.layout),
         replay=files.replay,
         gpus_of=found,
         pool=tuple(map(parse_layout, generation.pool)),
         shape=files.shape,
+        workload=files.workload,
         emulated=tuple(name for name in found if not bench.nodes[name].gpus),
         link_bytes_per_s=bench.links.link_mbit_per_s * 1e6 / 8,
     )
@@ -84,10 +90,11 @@ def engine_of(asked: GenerationAsked) -> str:
     """Return by what is generated: ``paced by the latency profile of ...``."""
     profile = asked.spec.profile
     if profile is not None:
+        times = f", {asked.spec.speed:g} times as fast" if asked.spec.speed != 1 else ""
         return (
-            f"paced by the latency profile of {profile.model} on {profile.gpu.name} (emulated "
-            f"accelerator); {100 * asked.spec.bytes_scale:g} % of weights and KV are really held "
-            "and sent"
+            f"paced by the latency profile of {profile.model} on {profile.gpu.name}{times} "
+            f"(emulated accelerator); {100 * asked.spec.bytes_scale:g} % of weights and KV are "
+            "really held and sent"
         )
     model = asked.spec.model or "a tiny random model"
     on_cpu = f", on the CPU of {', '.join(asked.emulated)}: its speed says nothing of GPUs"

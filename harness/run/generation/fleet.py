@@ -157,6 +157,10 @@ class Fleet:
         """Requests that wait here for an instance."""
         return self._dispatcher.queued
 
+    def speeds_seen(self) -> Mapping[Layout, float]:
+        """Return the best tokens/s that an instance of each layout has yielded."""
+        return self._roster.speeds.seen
+
     @property
     def instances(self) -> int:
         """How many live, or are being started again."""
@@ -273,9 +277,16 @@ class Fleet:
         for name in names:
             self.places[name].accepting = False
 
-    def add(self, requests: Iterable[ReplayRequest]) -> None:
-        """Queue new requests, each to be sent to the least loaded instance that can hold it."""
+    def add(
+        self, requests: Iterable[ReplayRequest], assignment: Mapping[str, str] | None = None
+    ) -> None:
+        """Queue new requests, each to be sent to the least loaded instance that can hold it.
+
+        Those in `assignment` (id -> name) only to the one that they are given.
+        """
         added = self.ledger.add(requests, self.session.bench.clock.now_ns())
+        for id_, name in (assignment or {}).items():
+            self.ledger.entries[id_].assigned = name
         self._dispatcher.queue(added, ahead=False)
 
     def resume(self, ids: Iterable[str]) -> None:

@@ -126,7 +126,9 @@ class _Step:
                     window_ns = min(rest_ns, WINDOW_NS)
                     await self.clock.sleep_ns(window_ns)
             finally:
-                self.session.record.event("parallelism", self._switch_row(index, made))
+                self.session.record.event(
+                    "parallelism", switch_row(self.step, self.number, index, made, self.pace)
+                )
             if not any(at.node not in self.fleet.lost for at in self.fleet.places.values()):
                 raise StepFailed(f"no instance is left to generate: {made.error}")
             rested_ns = rest_ns - window_ns
@@ -155,30 +157,6 @@ class _Step:
             await self.clock.sleep_ns(LOOK_NS)
 
     # -- what is told -------------------------------------------------------------------------
-
-    def _switch_row(self, index: int, made: Made) -> dict[str, object]:
-        begin_ns, end_ns, pace = made.begin_ns, made.end_ns, self.pace
-        return {
-            "index": index,
-            "step": self.number,
-            "layout_from": made.layout_from,
-            "layout_to": made.layout_to,
-            "strategy": self.step.strategy,
-            "requests": self.step.requests,
-            "order": self.step.order,
-            "nodes": list(made.nodes),
-            "stages": made.accounts.stages,
-            "residual_ms": made.accounts.residual_ms,
-            "total_ms": made.accounts.total_ms,
-            "blackout_ms": made.blackout_ms(),
-            "carried": made.carried,
-            "recomputed_tokens": made.recomputed_tokens,
-            "before_tokens_per_s": pace.per_s(begin_ns - WINDOW_NS, begin_ns),
-            "during_tokens_per_s": pace.per_s(begin_ns, end_ns),
-            "after_tokens_per_s": pace.per_s(end_ns, end_ns + WINDOW_NS),
-            "outcome": made.outcome,
-            "error": made.error,
-        }
 
     def _row(self) -> dict[str, object]:
         """Return what came of the step, by the ledger."""
@@ -224,3 +202,31 @@ class _Step:
     def _warn(self, text: str) -> None:
         row = {"level": "warning", "who": "generation", "text": text}
         self.session.record.event("note", row)
+
+
+def switch_row(
+    step: Generate, number: int, index: int, made: Made, pace: Pace
+) -> dict[str, object]:
+    """Return the row of one switch, the `index`-th of step `number`, made as `step` says."""
+    begin_ns, end_ns = made.begin_ns, made.end_ns
+    return {
+        "index": index,
+        "step": number,
+        "layout_from": made.layout_from,
+        "layout_to": made.layout_to,
+        "strategy": step.strategy,
+        "requests": step.requests,
+        "order": step.order,
+        "nodes": list(made.nodes),
+        "stages": made.accounts.stages,
+        "residual_ms": made.accounts.residual_ms,
+        "total_ms": made.accounts.total_ms,
+        "blackout_ms": made.blackout_ms(),
+        "carried": made.carried,
+        "recomputed_tokens": made.recomputed_tokens,
+        "before_tokens_per_s": pace.per_s(begin_ns - WINDOW_NS, begin_ns),
+        "during_tokens_per_s": pace.per_s(begin_ns, end_ns),
+        "after_tokens_per_s": pace.per_s(end_ns, end_ns + WINDOW_NS),
+        "outcome": made.outcome,
+        "error": made.error,
+    }

@@ -40,6 +40,8 @@ class Place:
     """Requests that are being moved here, and their known tokens: room is kept for them."""
     sent_since: int = 0
     """Requests sent that `stats` may not count yet."""
+    tokens_per_s: float = 0.0
+    """As of the last row of progress; 0: not known yet."""
     built_in_round: int = 0
     """Watch of its node in which it was built: what that one tells may be of its predecessor."""
     life: Life | None = None

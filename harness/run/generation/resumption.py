@@ -48,8 +48,10 @@ class Resumption:
 
     def sent(self) -> bool:
         """Whether all have been sent to an instance, or every instance is full."""
-        queued = any(self._ledger.entries[id_].state == "queued" for id_ in self.ids)
-        return not queued or self._none_has_room(self._full())
+        full = self._full()
+        entries = (self._ledger.entries[id_] for id_ in self.ids)
+        queued = any(entry.state == "queued" and entry.assigned not in full for entry in entries)
+        return not queued or self._none_has_room(full)
 
     def begun(self) -> bool:
         """Whether the first goes on, or none of them has to."""

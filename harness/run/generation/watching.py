@@ -148,7 +148,8 @@ class Watching:
         place.sampled = stats
         if not (tokens or at_work):
             return
-        self._roster.speeds.measured(place.instance.layout, tokens * NS_PER_S / lasted_ns)
+        place.tokens_per_s = tokens * NS_PER_S / lasted_ns
+        self._roster.speeds.measured(place.instance.layout, place.tokens_per_s)
         self._roster.session.record.event(
             "progress",
             {

@@ -1,10 +1,10 @@
 """Which responses may be asked for, which train, and which are too old: an exact account. Pure.
 
-Training step k makes weights of version k into k + 1. A response is as old as the weights that gave
-its first token: used in step k, it is k - version_first versions stale, and never more than the
-bound. Batch k may be asked for once weights of version k - bound are up. Then at most (k + 1) batches
-have begun under versions up to k - bound, of which k are used before step k: what must be used in a
-step, because it would be too old for the next, is never more than one batch.
+Training step k makes weights of version k into k + 1. A response is as old as the weights that
+gave its first token: used in step k, it is k - version_first versions stale, and never more than
+the bound. Batch k may be asked for once weights of version k - bound are up. Then at most k + 1
+batches have begun under versions up to k - bound, of which k are used before step k: what must be
+used in a step, because it would be too old for the next, is never more than one batch.
 
 Nothing livelocks: responses only age when a step trains, so while a step waits they all get done.
 """
@@ -22,7 +22,7 @@ State = Literal["open", "complete", "used", "dropped"]
 
 @dataclass(eq=False)
 class Group:
-    """The samples of one prompt, asked for in one batch. `oldest`: of the weights that began one."""
+    """The samples of one prompt, asked for in one batch. `oldest`: version that began the first."""
 
     key: int
     batch: int
@@ -63,7 +63,7 @@ class Rollouts:
         if len(groups) != self.per_step:
             raise ValueError(f"a batch has {self.per_step} groups, not {len(groups)}")
         batch, self.asked = self.asked, self.asked + 1
-        return [self._add(batch, tuple(requests)) for requests in groups]
+        return [self.take(batch, tuple(requests)) for requests in groups]
 
     def begun(self, id_: str, version: int) -> None:
         """Note the weights that gave a sample's first token."""
@@ -121,7 +121,7 @@ class Rollouts:
         group.state = "dropped"
         self.dropped += 1
         self.forget(group)
-        return self._add(group.batch, tuple(again))
+        return self.take(group.batch, tuple(again))
 
     def forget(self, group: Group) -> None:
         """Let go of a group that was used or dropped."""
@@ -136,7 +136,8 @@ class Rollouts:
     def _unused(self) -> list[Group]:
         return [group for group in self.groups.values() if group.state in {"open", "complete"}]
 
-    def _add(self, batch: int, requests: tuple[ReplayRequest, ...]) -> Group:
+    def take(self, batch: int, requests: tuple[ReplayRequest, ...]) -> Group:
+        """Take one group of a batch that was asked for, none of whose samples has ended."""
         key, self._next_key = self._next_key, self._next_key + 1
         group = Group(key, batch, requests, left={request.id for request in requests})
         if twice := [id_ for id_ in group.ids if id_ in self._group_of]:

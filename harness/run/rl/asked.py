@@ -1,0 +1,66 @@
+"""What a run is asked to train with: the scenario's table `[training]`, laid out over nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.model.bench import Bench
+from harness.model.degrees import Degrees, parse_degrees
+from harness.model.profile import Profile
+from harness.model.scenario import Scenario, Training
+from harness.run.generation.asked import GenerationAsked
+from harness.wire.training import TrainerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingAsked:
+    """The trainer, and the global ranks of each node that trains, in node order."""
+
+    spec: TrainerSpec
+    ranks_of: Mapping[str, tuple[int, ...]]
+
+
+def ranks_of(training: Training, bench: Bench) -> dict[str, tuple[int, ...]]:
+    """Return the global ranks of each node that trains: one per GPU, or one without, in order.
+
+    These are the nodes that the scenario names, or else those of ``train`` pods; as many ranks as
+    the layout has, from the first node on.
+    """
+    wanted, first = parse_degrees(training.layout).ranks, 0
+    found: dict[str, tuple[int, ...]] = {}
+    for name, node in bench.nodes.items():
+        if (name in training.nodes) if training.nodes else (node.pod == "train"):
+            here = min(max(1, node.gpus or node.emulated_gpus), wanted - first)
+            if here:
+                found[name] = tuple(range(first, first + here))
+            first += here
+    return found
+
+
+def training_asked(
+    scenario: Scenario,
+    bench: Bench,
+    profile: Profile | None,
+    generation: GenerationAsked | None,
+) -> TrainingAsked | None:
+    """Return what a scenario that was checked together with its bench asks for, if it trains."""
+    training = scenario.training
+    if training is None or generation is None:
+        return None
+    degrees: Degrees = parse_degrees(training.layout)
+    spec = TrainerSpec(
+        mode=training.mode,
+        degrees=degrees,
+        profile=(profile or generation.spec.profile) if training.mode == "paced" else None,
+        model=training.model,
+        seed=scenario.seed,
+        speed=generation.spec.speed,
+        flops_share=training.flops_share,
+        bytes_scale=training.bytes_scale,
+        micro_batch_tokens=training.micro_batch_tokens,
+        learning_rate=training.learning_rate,
+        clip=training.clip,
+        temperature=generation.spec.temperature or 1.0,
+    )
+    return TrainingAsked(spec=spec, ranks_of=ranks_of(training, bench))

@@ -1,0 +1,183 @@
+"""What a coordinator leaves after every step, so that another can go on where it was killed.
+
+A file of msgpack beside the journal, replaced as a whole: the version, every sample that no step
+has used yet with all of its tokens and the weights that began it, and what forecasts remember. The
+trainer's state of that version lies in a folder beside it. A run that goes on is another run: it
+reads both and writes its own.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from harness.errors import UsageError
+from harness.model.replay import ReplayRequest
+from harness.run.generation.ledger import Entry
+from harness.run.rl.rollouts import Group, Rollouts
+from harness.scheduling.view import Finished
+
+if TYPE_CHECKING:
+    from harness.run.rl.loop import Loop
+
+FILE = "loop.msgpack"
+
+
+class SavedSample(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample as the ledger had it. Where it was does not matter: it goes on anywhere."""
+
+    request: ReplayRequest
+    ended: bool
+    turn: int
+    context_tokens: int
+    produced_tokens: int
+    version_first: int | None
+    version_last: int | None
+    version_oldest: int | None
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+
+
+class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group that no step has used, by the ids of its samples."""
+
+    batch: int
+    ids: tuple[str, ...]
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is needed to go on. `digest` is that of the requests, which must be the same."""
+
+    step: int
+    """Number of the scenario's step, counted through repeats."""
+    policy: int
+    """Which of the step's policies, by index."""
+    version: int
+    digest: str
+    asked: int
+    dropped: int
+    attempts: tuple[tuple[int, int, int], ...]
+    groups: tuple[SavedGroup, ...]
+    samples: tuple[SavedSample, ...]
+    lengths: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
+    """Of past batches: batch, groups, lengths."""
+
+    def history(self) -> list[Finished]:
+        """Return what forecasts remember."""
+        return [
+            Finished(batch, np.array(group, np.int64), np.array(length, np.int64))
+            for batch, group, length in self.lengths
+        ]
+
+    def entries(self) -> list[Entry]:
+        """Return the samples as entries of a ledger."""
+        return [_entry(saved) for saved in self.samples]
+
+    def restore(self, rollouts: Rollouts) -> None:
+        """Fill an empty account with the groups, in their order."""
+        saved = {sample.request.id: sample for sample in self.samples}
+        rollouts.asked, rollouts.dropped = self.asked, self.dropped
+        for group in self.groups:
+            there = [saved[id_] for id_ in group.ids]
+            rollouts.take(group.batch, tuple(sample.request for sample in there))
+            for sample in there:
+                if sample.ended:
+                    rollouts.ended(sample.request.id, sample.version_oldest or 0)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A checkpoint as found in a run's folder: `folder` has the trainer's state too."""
+
+    folder: Path
+    checkpoint: Checkpoint
+
+    @property
+    def trainer(self) -> Path:
+        """The folder of the trainer's state."""
+        return trainer_folder(self.folder, self.checkpoint.version)
+
+
+def trainer_folder(folder: Path, version: int) -> Path:
+    """Return where the trainer's state of a version lies."""
+    return folder / f"version-{version}"
+
+
+def write_checkpoint(loop: Loop, folder: Path) -> None:
+    """Replace the checkpoint by one of now, between two steps; state of older versions goes."""
+    groups = [group for group in loop.rollouts.groups.values() if group.state != "used"]
+    entries = [loop.fleet.ledger.entries[id_] for group in groups for id_ in group.ids]
+    saved = Checkpoint(
+        step=loop.number,
+        policy=loop.index,
+        version=loop.version,
+        digest=loop.digest,
+        asked=loop.rollouts.asked,
+        dropped=loop.rollouts.dropped,
+        attempts=tuple((*key, attempt) for key, attempt in loop.attempts.items()),
+        groups=tuple(_saved_group(group) for group in groups),
+        samples=tuple(_saved(entry) for entry in entries),
+        lengths=tuple(_lengths(loop.history)),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = folder / f"{FILE}.new"
+    with fresh.open("wb") as file:
+        file.write(msgspec.msgpack.encode(saved))
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(folder / FILE)
+
+
+def read_checkpoint(folder: Path) -> Kept:
+    """Read the last checkpoint of a run's folder; raises `UsageError` where there is none."""
+    path = folder / FILE
+    try:
+        return Kept(folder, msgspec.msgpack.decode(path.read_bytes(), type=Checkpoint))
+    except FileNotFoundError as error:
+        text = "has no checkpoint: its loop had made no step, or checkpoint = false"
+        raise UsageError(f"{folder.parent}: {text}") from error
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{path}: no checkpoint of this version: {error}") from error
+
+
+def _saved_group(group: Group) -> SavedGroup:
+    return SavedGroup(batch=group.batch, ids=group.ids)
+
+
+def _saved(entry: Entry) -> SavedSample:
+    return SavedSample(
+        request=entry.request,
+        ended=entry.state == "finished",
+        turn=entry.turn,
+        context_tokens=entry.context_tokens,
+        produced_tokens=entry.produced_tokens,
+        version_first=entry.version_first,
+        version_last=entry.version_last,
+        version_oldest=entry.version_oldest,
+        prompt=tuple(entry.prompt),
+        output=tuple(entry.output),
+    )
+
+
+def _entry(saved: SavedSample) -> Entry:
+    entry = Entry(saved.request, 0, saved.context_tokens)
+    entry.state = "finished" if saved.ended else "queued"
+    entry.turn, entry.produced_tokens = saved.turn, saved.produced_tokens
+    entry.version_first, entry.version_last = saved.version_first, saved.version_last
+    entry.version_oldest = saved.version_oldest
+    entry.prompt, entry.output = array("I", saved.prompt), array("I", saved.output)
+    return entry
+
+
+def _lengths(
+    history: Iterable[Finished],
+) -> Iterable[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    for past in history:
+        yield past.batch, tuple(past.group.tolist()), tuple(past.length.tolist())

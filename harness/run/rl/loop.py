@@ -1,0 +1,321 @@
+"""The RL loop as a step of a scenario: generate, train, bring the weights back, under each policy.
+
+Generation and training are a pipeline. Batches are asked for as soon as the staleness bound allows;
+as soon as the groups of a step are complete they train; the new weights go to the engines while
+those generate on. The coordinator owns all of it: which samples exist, which were used, and under
+which weights each began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+
+import msgspec
+
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.errors import StepFailed, UsageError
+from harness.model.lengths import generate
+from harness.model.replay import Replay, ReplayRequest
+from harness.model.scenario import Rl
+from harness.model.workload import GeneratedWorkload
+from harness.run.generation.asked import GenerationAsked
+from harness.run.generation.ledger import Entry
+from harness.run.generation.opening import open_fleet
+from harness.run.generation.stages import Pace
+from harness.run.rl.checkpoint import Kept, read_checkpoint, trainer_folder, write_checkpoint
+from harness.run.rl.rollouts import Group, Rollouts
+from harness.run.rl.samples import batches_of, flat, learned_from, named
+from harness.run.rl.steering import compute_of, first_layout, pilot_of
+from harness.run.rl.sync import Syncs
+from harness.run.rl.told import Bubbles, Totals, loop_row, pool_row, step_row
+from harness.run.rl.trainees import Trainees
+from harness.run.rl.viewing import finished_of
+from harness.run.session import Session
+from harness.scheduling.policies import Policy, assign, parse_policy
+from harness.scheduling.view import Finished
+from harness.tasks import beside
+
+LOOK_NS = 50 * NS_PER_MS
+POOL_NS = 500 * NS_PER_MS
+"""Between two rows of what the pool looks like."""
+HISTORY = 10
+"""Batches that are remembered for forecasts."""
+
+
+async def rl(session: Session, step: Rl, number: int) -> None:
+    """Run the loop once under each policy; each begins with version 0, and forgets the others."""
+    asked = session.generation_asked
+    if asked is None or session.training_asked is None:
+        raise UsageError("an rl step needs the tables [generation] and [training] in the scenario")
+    repeat = number // len(session.scenario.steps)
+    replay, seed = _drawn(asked, repeat)
+    kept = read_checkpoint(session.resume) if session.resume else None
+    for index, text in enumerate(step.policies):
+        left_at = (kept.checkpoint.step, kept.checkpoint.policy) if kept else (0, 0)
+        if (number, index) < left_at:
+            continue
+        mine = kept if (number, index) == left_at else None
+        place = Place(number, index, repeat, seed)
+        await Loop(session, step, place, parse_policy(text), replay).run(mine)
+
+
+def _drawn(asked: GenerationAsked, repeat: int) -> tuple[Replay, int]:
+    """Return a repeat's requests, drawn with a seed of its own, and that; a trace is the same."""
+    workload = asked.workload
+    if not isinstance(workload, GeneratedWorkload):
+        return asked.replay, 0
+    seed = workload.seed + repeat
+    again = generate(msgspec.structs.replace(workload, seed=seed)) if repeat else asked.replay
+    return again, seed
+
+
+class Place(NamedTuple):
+    """Which loop of a run: step of the scenario, policy of the step, repeat, and its requests."""
+
+    number: int
+    policy: int
+    repeat: int
+    workload_seed: int
+
+
+class Loop:
+    """One policy's run of the loop."""
+
+    def __init__(
+        self, session: Session, step: Rl, place: Place, policy: Policy, replay: Replay
+    ) -> None:
+        self.session, self.step = session, step
+        self.number, self.index, self.repeat, self.workload_seed = place
+        self.policy, self.digest = policy, replay.digest
+        self.clock = session.bench.clock
+        self.batches = batches_of(replay, step)
+        self.rollouts = Rollouts(
+            bound=step.staleness_max, per_step=len(self.batches[0]), order=step.order
+        )
+        self.version = 0
+        self.open: dict[str, Entry] = {}
+        """Samples that have not ended."""
+        self.ended: dict[int, list[Entry]] = {}
+        """By batch, samples that have, as long as no step has used them."""
+        self.history: list[Finished] = []
+        self.attempts: dict[tuple[int, int], int] = {}
+        self.asked_ns: dict[int, int] = {}
+        self.begin_ns = self.step_end_ns = self.clock.now_ns()
+        self.pace, self.bubbles, self.totals = Pace(), Bubbles(), Totals()
+        self.refused: Entry | None = None
+
+    async def run(self, kept: Kept | None) -> None:
+        """Open what is needed, make all steps, and tell what came of it."""
+        session, step = self.session, self.step
+        asked, training = session.generation_asked, session.training_asked
+        assert asked is not None
+        assert training is not None
+        compute = compute_of(asked, session.fleet)
+        first = first_layout(self.policy, asked, compute, [flat([b])[0] for b in self.batches])
+        async with AsyncExitStack() as stack:
+            if session.fleet is None:
+                session.fleet = await open_fleet(
+                    session,
+                    asked,
+                    stall_s=step.stall_s,
+                    stage_timeout_s=step.stage_timeout_s,
+                    layout=first,
+                )
+            self.fleet = session.fleet
+            self.tokens_before = self.fleet.ledger.tokens
+            self.pilot = pilot_of(self, asked, compute)
+            timeout_ns = round(step.train_timeout_s * NS_PER_S)
+            self.trainees = await stack.enter_async_context(
+                Trainees.opened(session, training, timeout_ns=timeout_ns)
+            )
+            self.trainees.number = self.number
+            self.syncs = Syncs(session, self.fleet, self.trainees, step, self.number)
+            self.syncs.policy = self.policy.name
+            await self.syncs.open()
+            stack.push_async_callback(self.syncs.close)
+            await self.pilot.bring_up(first)
+            stack.push_async_callback(self._leave)
+            self.fleet.ledger.on_end = self._on_end
+            await self._begin(kept)
+            async with beside(self._look()), beside(self.pilot.run()) as self.piloting:
+                self.piloting.add_done_callback(lambda _: self.fleet.look())
+                while self.version < step.steps:
+                    await self._train(await self._complete(self.version))
+                    await self._ask()
+        session.record.event("rl", loop_row(self))
+
+    # -- begin and end --------------------------------------------------------------------------
+
+    async def _begin(self, kept: Kept | None) -> None:
+        """Have the first weights everywhere, and the first batches asked for."""
+        if kept is not None:
+            await self._go_on(kept)
+        elif self.trainees.real or self.fleet.version:
+            await self.syncs.sync(0)
+        if self.policy.plans and not self.open:
+            await self.pilot.replan(must=True, coming=len(flat(self.batches[:1])[0]))
+        self.begin_ns = self.step_end_ns = self.clock.now_ns()
+        self.trainees.busy_ns = 0
+        await self._ask()
+
+    async def _go_on(self, kept: Kept) -> None:
+        """Take over what a run that was killed had: weights, samples, and how old they are."""
+        saved = kept.checkpoint
+        if saved.digest != self.digest:
+            text = "its requests were others: same scenario, workload and seed are needed"
+            raise UsageError(f"{kept.folder}: cannot go on from it; {text}")
+        await self.trainees.load(kept.trainer, saved.version)
+        self.version = saved.version
+        await self.syncs.sync(saved.version)
+        saved.restore(self.rollouts)
+        self.history = saved.history()
+        self.attempts = {(batch, prompt): n for batch, prompt, n in saved.attempts}
+        for entry in saved.entries():
+            self.fleet.ledger.restore(entry)
+            if entry.state == "finished":
+                self.ended.setdefault(entry.request.step, []).append(entry)
+            else:
+                self.open[entry.id] = entry
+        self.fleet.resume(self.open)
+
+    async def _leave(self) -> None:
+        """Let go of samples that nobody will use: the next policy begins with an empty pool."""
+        self.fleet.ledger.on_end = None
+        if self.open and self.fleet.instances:
+            await self.fleet.drop(list(self.open), round(self.step.stage_timeout_s * NS_PER_S))
+
+    # -- the pipeline ---------------------------------------------------------------------------
+
+    async def _ask(self) -> None:
+        """Ask for every batch that may begin under the weights that are up."""
+        while self.rollouts.asked < self.step.steps and self.rollouts.may_ask(self.version):
+            batch = self.rollouts.asked
+            groups = [self._fresh(batch, samples) for samples in self.batches[batch]]
+            self.rollouts.ask(groups)
+            if self.policy.plans and batch and not self.open:  # nothing is in a switch's way
+                await self.pilot.replan(must=True, coming=sum(map(len, groups)))
+            self._send([request for group in groups for request in group])
+            self.asked_ns[batch] = self.clock.now_ns()
+            self.pilot.batch = batch
+            self.pilot.look()
+
+    def _fresh(self, batch: int, samples: Sequence[ReplayRequest]) -> list[ReplayRequest]:
+        prompt = samples[0].prompt
+        attempt = self.attempts[batch, prompt] = self.attempts.get((batch, prompt), -1) + 1
+        return named(f"{self.number}.{self.index}.{batch}.{attempt}", samples)
+
+    def _send(self, requests: Sequence[ReplayRequest]) -> None:
+        assignment = {}
+        if self.policy.routing == "assigned":
+            view, _ = self.pilot.view()
+            assignment = assign(view, [request.id for request in requests])
+        self.fleet.add(requests, assignment)
+        entries = self.fleet.ledger.entries
+        self.open |= {request.id: entries[request.id] for request in requests}
+
+    async def _complete(self, version: int) -> list[Group]:
+        """Wait until the groups of a step are complete; drop what would get too old, if asked."""
+        self._note_begun()
+        if self.step.over_age == "drop":
+            await self._drop_due(version)
+        found: list[Group] = []
+
+        def come() -> bool:
+            found[:] = self.rollouts.ready(version) or []
+            return bool(found)
+
+        await self._until(come)
+        return found
+
+    async def _until(self, predicate: Callable[[], bool]) -> None:
+        """Wait as long as the scenario may last; raises what the pilot met, or what cannot run."""
+
+        def ended() -> bool:
+            return self.piloting.done() or self.refused is not None
+
+        timeout_ns = round(self.session.scenario.timeout_s * NS_PER_S)
+        came = await self.fleet.until(lambda: predicate() or ended(), timeout_ns)
+        if self.piloting.done():
+            await self.piloting
+        if self.refused is not None:
+            raise StepFailed(f"sample {self.refused.id} can run nowhere: {self.refused.reason}")
+        if not came:
+            raise StepFailed(f"the samples of step {self.version} are not complete in time")
+
+    async def _drop_due(self, version: int) -> None:
+        """Generate anew what is not complete, and would be too old for the step after this one."""
+        timeout_ns = round(self.step.stage_timeout_s * NS_PER_S)
+        for group in self.rollouts.due(version):
+            await self.fleet.drop([id_ for id_ in group.ids if id_ in self.open], timeout_ns)
+            if group.state != "open":
+                continue  # the last of it ended meanwhile
+            for id_ in group.ids:
+                self.open.pop(id_, None)
+            again = self._fresh(group.batch, group.requests)
+            self.rollouts.drop(group, again)
+            self._send(again)
+
+    async def _train(self, groups: Sequence[Group]) -> None:
+        """Make one step, bring the weights to the engines, and tell."""
+        version, entries = self.version, self.fleet.ledger.entries
+        self.rollouts.use(groups, version)
+        used = [entries[id_] for group in groups for id_ in group.ids]
+        samples = learned_from(groups, self.fleet.ledger)
+        begin_ns = self.clock.now_ns()
+        trained = await self.trainees.step(version, samples)
+        train_ns = begin_ns, self.clock.now_ns()
+        if self.step.checkpoint:
+            await self.trainees.keep(trainer_folder(self.session.keep, version + 1))
+        await self.syncs.sync(version + 1)
+        self.version = version + 1
+        self.session.record.event("rl_step", step_row(self, used, samples, trained, train_ns))
+        self.step_end_ns = self.clock.now_ns()
+        self._forget(groups, used)
+        if self.step.checkpoint:
+            write_checkpoint(self, self.session.keep)
+
+    # -- what is noted --------------------------------------------------------------------------
+
+    def _on_end(self, entry: Entry) -> None:
+        """Note a sample that has ended."""
+        if self.open.pop(entry.id, None) is None:
+            return  # it was dropped
+        if entry.state == "refused":
+            self.refused = entry
+            return
+        self.ended.setdefault(entry.request.step, []).append(entry)
+        self.rollouts.ended(entry.id, entry.version_oldest or 0)
+
+    def _note_begun(self) -> None:
+        for entry in self.open.values():
+            if entry.version_oldest is not None:
+                self.rollouts.begun(entry.id, entry.version_oldest)
+
+    def _forget(self, groups: Sequence[Group], used: Sequence[Entry]) -> None:
+        """Let go of what was used: forecasts remember its lengths."""
+        self.history = [*self.history, finished_of(self.version - 1, used)][-HISTORY:]
+        gone = {entry.id for entry in used}
+        for batch, there in list(self.ended.items()):
+            self.ended[batch] = [entry for entry in there if entry.id not in gone]
+        for group in groups:
+            self.rollouts.forget(group)
+        self.fleet.ledger.forget(gone)
+
+    def seen_history(self) -> list[Finished]:
+        """Return past batches, and last what has ended of those in flight."""
+        flying = (finished_of(batch, there) for batch, there in sorted(self.ended.items()) if there)
+        return [*self.history, *flying]
+
+    async def _look(self) -> None:
+        """Note tokens, idle engines, and now and then what the pool looks like."""
+        told_ns = 0
+        while True:
+            now_ns = self.clock.now_ns()
+            self.pace.note(now_ns, self.fleet.ledger.tokens)
+            self.bubbles.note(now_ns, self.fleet)
+            if now_ns - told_ns >= POOL_NS:
+                told_ns = now_ns
+                self.session.record.event("pool", pool_row(self))
+            await self.clock.sleep_ns(LOOK_NS)

@@ -1,0 +1,286 @@
+"""A policy at the controls of the fleet: the slow loop plans layouts, the fast one moves requests.
+
+Policies only see and decide; here it is done, and told. One thing at a time: a plan that is being
+carried out, or weights that are being loaded, let the loops wait. Whatever a policy was told and
+decided is journaled with what the truth would have made of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.errors import UsageError
+from harness.model.layout import Mix
+from harness.model.scenario import Generate, Rl
+from harness.run.generation.fleet import Fleet
+from harness.run.generation.generate import switch_row
+from harness.run.generation.ledger import Entry
+from harness.run.generation.migrate import Migrations
+from harness.run.generation.stages import Pace
+from harness.run.generation.switch import Made, Switches
+from harness.run.rl.viewing import truth_of, view_of
+from harness.scheduling.balancer import balance
+from harness.scheduling.compute import Compute
+from harness.scheduling.forecast import Forecast, forecast
+from harness.scheduling.migration import Costs, choose
+from harness.scheduling.planner import plan
+from harness.scheduling.policies import Policy
+from harness.scheduling.view import Finished, Move, Moved, Plan, Settings, View
+from harness.seeds import seeded
+
+MOVES_KEPT = 1000
+"""Moves that policies are shown: more than any bounded rate makes within a request's rest."""
+GUESS_S = 5.0
+"""Of a switch, where nothing was measured and the scenario does not say: 4.52 s are published."""
+
+
+@dataclass
+class Counts:
+    """What came of a policy's decisions."""
+
+    taken: int = 0
+    refused: int = 0
+    wasted: int = 0
+    moves: int = 0
+
+
+@dataclass
+class Pilot:
+    """Drives one policy through one run of the loop.
+
+    `entries` gives the requests that are open, `history` what has ended, oldest batch first.
+    """
+
+    fleet: Fleet
+    step: Rl
+    number: int
+    policy: Policy
+    compute: Compute
+    costs: Costs
+    cap_tokens: int
+    entries: Callable[[], Sequence[Entry]]
+    history: Callable[[], Sequence[Finished]]
+    pace: Pace
+    guess_s: float = GUESS_S
+    """What a switch costs before one was measured."""
+    counts: Counts = field(default_factory=Counts)
+    moved: deque[Moved] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT))
+    switched_s: float | None = None
+    batch: int = 0
+    """The newest that was asked for."""
+
+    def __post_init__(self) -> None:
+        """Make what carries decisions out."""
+        self.session = self.fleet.session
+        self.clock = self.session.bench.clock
+        asked = Generate(
+            strategy=self.step.strategy, stage_timeout_s=self.step.stage_timeout_s, rest_s=0.0
+        )
+        chance = seeded(self.session.scenario.seed, "moves nobody asked for")
+        self.migrations = Migrations(self.fleet, asked, self.number, self.costs, chance)
+        self.switches = Switches(self.fleet, asked, self.migrations)
+        self._asked = asked
+        self._switch_s: list[float] = []
+        self._due = False
+        self._index = 0
+
+    async def run(self) -> None:
+        """Look again and again, as long as the loop goes on."""
+        async with self.migrations.watched():
+            planned_s = self._now_s()
+            while True:
+                await self.clock.sleep_ns(round(self.step.balance_ms * NS_PER_MS))
+                if self.fleet.changing.locked():
+                    continue
+                if self.policy.plans and (
+                    self._due or self._now_s() - planned_s >= self.step.replan_s
+                ):
+                    self._due = False
+                    await self.replan()
+                    planned_s = self._now_s()
+                elif self.policy.balances:
+                    await self.rebalance()
+
+    def look(self) -> None:
+        """Plan at the next look: something has changed that matters."""
+        self._due = True
+
+    # -- the slow loop --------------------------------------------------------------------------
+
+    async def replan(self, *, must: bool = False, coming: int = 0) -> None:
+        """Decide whether another layout should be up, and bring it up."""
+        view, entries = self.view(coming)
+        begin = time.perf_counter()
+        expected = self._forecast(view)
+        decided = plan(view, expected, self.compute, self._settings(), must=must)
+        solve_ms = (time.perf_counter() - begin) * 1e3
+        self._tell_forecast(view, expected, entries)
+        outcome = "taken" if decided.wanted else "stayed"
+        if not decided.wanted and decided.best is not None and decided.best != view.layout:
+            outcome = "refused"
+        self.counts.refused += outcome == "refused"
+        try:
+            if decided.wanted is not None:
+                in_hindsight = self._would_stay(view, entries)
+                self.fleet.assign(decided.assignment)  # they are sent as soon as there is room
+                made = await self._switch(decided.wanted)
+                if made.outcome == "switched":
+                    self.counts.taken += 1
+                    self.counts.wasted += in_hindsight
+                else:
+                    outcome = "failed"
+            else:
+                self.fleet.assign(decided.assignment)
+        finally:
+            self._tell_plan(view, decided, outcome, solve_ms)
+
+    async def bring_up(self, wanted: Mix) -> None:
+        """Bring a layout up that was not planned: a static one. Raises `UsageError`."""
+        if str(self.fleet.layout) != str(wanted):
+            made = await self._switch(wanted)
+            if made.outcome != "switched":
+                raise UsageError(f"{wanted} could not be brought up: {made.error}")
+
+    async def _switch(self, wanted: Mix) -> Made:
+        made = await self.switches.make(wanted)
+        self.switched_s = self._now_s()
+        if made.outcome == "switched":
+            self._switch_s.append((made.end_ns - made.begin_ns) / NS_PER_S)
+        row = switch_row(self._asked, self.number, self._index, made, self.pace)
+        self.session.record.event("parallelism", row)
+        self._index += 1
+        return made
+
+    def _would_stay(self, view: View, entries: Sequence[Entry]) -> bool:
+        """Whether somebody who knows all lengths would not switch: then it is wasted."""
+        if not entries:
+            return False
+        certain = Forecast.certain(truth_of(entries))
+        return plan(view, certain, self.compute, self._settings()).wanted is None
+
+    # -- the fast loop --------------------------------------------------------------------------
+
+    async def rebalance(self) -> None:
+        """Move requests off instances that would end last."""
+        view, _ = self.view()
+        if len(view.instances) < 2 or not len(view.requests):
+            return
+        moves = balance(
+            view, self._forecast(view), self.compute, self._settings(), self._move_s(view)
+        )
+        async with self.fleet.changing:
+            for move in moves:
+                await self._move(move)
+
+    async def _move(self, move: Move) -> None:
+        entry = self.fleet.ledger.entries.get(move.id)
+        target = self.fleet.places.get(move.target)
+        if entry is None or target is None or not target.accepting or entry.at != move.source:
+            return  # the pool has changed since it was looked at
+        entry.assigned = ""
+        await self.migrations.move(entry, target)
+        self.counts.moves += 1
+        self.moved.append(Moved(move.id, move.source, move.target, self._now_s()))
+
+    def _move_s(self, view: View) -> Callable[[str, str, int], float]:
+        layouts = {instance.name: instance.layout for instance in view.instances}
+        peers = {place.name: place.kv_peers for place in self.fleet.places.values()}
+
+        def move_s(source: str, target: str, context_tokens: int) -> float:
+            choice = choose(
+                self.costs,
+                layouts[source],
+                layouts[target],
+                context_tokens,
+                kv_possible=bool(peers[target]) and all(peers[target]),
+                wanted="auto",
+            )
+            return (choice.expected_ms[choice.by] or 0.0) / 1e3
+
+        return move_s
+
+    # -- what is seen ---------------------------------------------------------------------------
+
+    def view(self, coming: int = 0) -> tuple[View, Sequence[Entry]]:
+        """Return the pool now, and the open requests in the order of its rows."""
+        entries = self.entries()
+        seen = view_of(
+            self.fleet,
+            entries,
+            self.history(),
+            cap_tokens=self.cap_tokens,
+            coming=coming,
+            switched_s=self.switched_s,
+            moved=self.moved,
+            truth=truth_of(entries) if self.policy.knows else None,
+        )
+        return seen, entries
+
+    def _forecast(self, view: View) -> Forecast:
+        return forecast(view) if view.truth is None else Forecast.certain(view.truth)
+
+    def _settings(self) -> Settings:
+        measured = float(np.mean(self._switch_s[-5:])) if self._switch_s else 0.0
+        return Settings(
+            gain_min=self.step.gain_min_pct / 100,
+            switch_s=measured or self.step.switch_s or self.guess_s,
+            rest_s=self.step.replan_s,
+            moves_per_s_max=self.step.moves_per_s_max,
+        )
+
+    def _now_s(self) -> float:
+        return self.clock.now_ns() / NS_PER_S
+
+    # -- what is told ---------------------------------------------------------------------------
+
+    def _tell_plan(self, view: View, decided: Plan, outcome: str, solve_ms: float) -> None:
+        self.session.record.event(
+            "planned",
+            {
+                "step": self.number,
+                "policy": self.policy.name,
+                "layout": str(view.layout),
+                "best": str(decided.wanted or decided.best or view.layout),
+                "outcome": outcome,
+                "reason": decided.reason,
+                "open": len(view.requests),
+                "stay_s": decided.stay_s,
+                "change_s": decided.change_s,
+                "cost_s": decided.cost_s,
+                "solve_ms": solve_ms,
+            },
+        )
+
+    def _tell_forecast(self, view: View, expected: Forecast, entries: Sequence[Entry]) -> None:
+        if view.truth is not None or not entries:
+            return
+        truth = truth_of(entries)
+        low, high = np.asarray(expected.quantiles((0.1, 0.9))).T
+        covered = np.mean((low <= truth) & (truth <= high))
+        total, longest = expected.total, expected.longest
+        self.session.record.event(
+            "forecast",
+            {
+                "step": self.number,
+                "policy": self.policy.name,
+                "batch": self.batch,
+                "at_s": view.now_s,
+                "open": len(entries),
+                "past_batches": expected.past_batches,
+                "total_tokens": total.mid,
+                "total_low_tokens": total.low,
+                "total_high_tokens": total.high,
+                "total_true_tokens": int(truth.sum()),
+                "longest_tokens": longest.mid,
+                "longest_low_tokens": longest.low,
+                "longest_high_tokens": longest.high,
+                "longest_true_tokens": int(truth.max()),
+                "covered_pct": 100 * float(covered),
+            },
+        )

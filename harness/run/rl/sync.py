@@ -1,0 +1,299 @@
+"""Bring new weights from the train pod to every engine: gathered, carried, loaded; timed apart.
+
+The file crosses the network once per node, along a chain or a tree that begins at the first node
+that generates, while everything goes on. Only then do engines load it from their node's memory,
+which is what interrupts them. A transfer that fails is made again, whole, to the nodes that are
+left. Whatever is built from now on is built with the new weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from harness.clock import NS_PER_S
+from harness.errors import AgentLost, StepFailed
+from harness.model.scenario import Rl
+from harness.model.sizes import parse_size
+from harness.run.generation.fleet import Fleet
+from harness.run.rl.trainees import Trainees
+from harness.run.session import MESSAGE_NS, Session
+from harness.tasks import beside, together
+from harness.wire.asks import CommandFailed
+from harness.wire.generation import Span
+from harness.wire.messages import Done
+from harness.wire.training import WeightsPublished
+from harness.wire.weights import (
+    ClosePorter,
+    ExpectWeights,
+    ForgetWeights,
+    OpenPorter,
+    PorterOpen,
+    SendWeights,
+    WeightsArrived,
+    WeightsSent,
+)
+
+Path = Literal["chain", "tree"]
+NOBODY = "127.0.0.1:1"
+"""Where nobody listens: what the fault `fail` sends to."""
+
+
+class _Gathered(NamedTuple):
+    """Published weights, and how long ranks worked on that."""
+
+    answer: WeightsPublished
+    gather_s: float
+
+
+def children_of(receivers: Sequence[str], path: Path) -> dict[str, tuple[str, ...]]:
+    """Return to whom each receiver passes weights on; the first gets them from the train pod.
+
+    `chain`: to the next. `tree`: to two, as in a heap, so that none is far from the first.
+    """
+    last = len(receivers) - 1
+    if path == "chain":
+        return {name: tuple(receivers[i + 1 : i + 2]) for i, name in enumerate(receivers)}
+    return {
+        name: tuple(receivers[j] for j in (2 * i + 1, 2 * i + 2) if j <= last)
+        for i, name in enumerate(receivers)
+    }
+
+
+@dataclass(kw_only=True)
+class Synced:
+    """One attempt to bring a version to all; times in s."""
+
+    version: int
+    attempt: int
+    receivers: tuple[str, ...]
+    bytes: int = 0
+    buckets: int = 0
+    gather_s: float = 0.0
+    rpc_s: float = 0.0
+    """Asking and answering: what all asks took beyond the work in them."""
+    wire_s: float | None = None
+    load_s: float | None = None
+    begin_ns: int = 0
+    total_s: float = 0.0
+    outcome: Literal["synced", "noop", "failed"] = "failed"
+    error: str = ""
+
+
+@dataclass
+class Syncs:
+    """Syncs of one loop, over the porters of all nodes, which are opened by the first."""
+
+    session: Session
+    fleet: Fleet
+    trainees: Trainees
+    step: Rl
+    number: int = 0
+    policy: str = ""
+    seconds: list[float] = field(default_factory=list)
+    _listens: dict[str, str] = field(default_factory=dict)
+    _count: int = 0
+    _paths: dict[str, str] = field(default_factory=dict)
+    _first: dict[str, str] = field(default_factory=dict)
+    """The first that were brought: what the fault `noop` loads again and again."""
+
+    async def open(self) -> None:
+        """Start a porter on every node that sends or receives."""
+        nodes = self.session.bench.topology.nodes
+        bodies = {node: OpenPorter(address=nodes[node].address) for node in self._all()}
+        answers = await self.session.bench.ask_all(bodies, PorterOpen, 3 * MESSAGE_NS)
+        self._listens = {node: answer.listen for node, answer in answers.items()}
+
+    async def close(self) -> None:
+        """End all porters that can be reached, and their files."""
+        bodies = {node: ClosePorter() for node in self._listens if node not in self.fleet.lost}
+        try:
+            await self.session.bench.ask_all(bodies, Done, MESSAGE_NS)
+        except (CommandFailed, AgentLost) as error:
+            self._note(f"porters were not closed: {error}")
+
+    async def sync(self, version: int) -> None:
+        """Bring the trainees' weights, which are of `version`, to all engines.
+
+        Raises `StepFailed` when it fails more often than `sync_retries`, with what failed last.
+        """
+        fault = dict(enumerate(self.step.sync_faults, start=1)).get(version, "")
+        published = await self._gather(version)
+        for attempt in range(self.step.sync_retries + 1):
+            made = Synced(
+                version=version,
+                attempt=attempt,
+                receivers=tuple(n for n in self.fleet.gpus_of if n not in self.fleet.lost),
+                begin_ns=self._now(),
+                gather_s=published.gather_s,
+                bytes=published.answer.bytes,
+            )
+            try:
+                broken = fault == "fail" and attempt == 0
+                await self._carry(made, published.answer, broken=broken)
+                await self._load(made, noop=fault == "noop")
+            except (StepFailed, AgentLost) as error:
+                made.error = str(error)
+            else:
+                return
+            finally:
+                self._tell(made)
+            await self._reopen(made)
+        raise StepFailed(f"weights {version} did not get to all that generate: {made.error}")
+
+    # -- the phases ---------------------------------------------------------------------------
+
+    async def _gather(self, version: int) -> _Gathered:
+        begin_ns = self._now()
+        answer, spans = await self.trainees.publish()
+        took_s = (self._now() - begin_ns) / NS_PER_S
+        if answer.version != version:
+            raise StepFailed(f"weights {version} were asked for, {answer.version} published")
+        return _Gathered(answer, min(took_s, _longest_s(spans)))
+
+    async def _carry(self, made: Synced, published: WeightsPublished, *, broken: bool) -> None:
+        """Send the file along the path; all receivers answer when they have it, verified."""
+        self._count += 1
+        transfer = f"{self.session.bench.store}#{self.number}.{self._count}"
+        children = children_of(made.receivers, self.step.sync)
+        timeout_ns = round(self.step.sync_timeout_s * NS_PER_S)
+        expects = {
+            node: ExpectWeights(
+                transfer=transfer,
+                version=made.version,
+                children=tuple(self._listens[child] for child in children[node]),
+            )
+            for node in made.receivers
+        }
+        send = SendWeights(
+            transfer=transfer,
+            version=made.version,
+            path=published.path,
+            children=(NOBODY if broken else self._listens[made.receivers[0]],),
+            bucket_bytes=parse_size(self.step.bucket),
+            stall_ns=timeout_ns // 2,
+        )
+        bench, begin_ns = self.session.bench, self._now()
+        async with beside(bench.ask_all(expects, WeightsArrived, timeout_ns)) as arriving:
+            # if it fails, nobody waits for receivers to which nothing will ever come
+            sent = await bench.ask(self.trainees.root, send, WeightsSent, timeout_ns)
+            arrived = await arriving
+        took_s = (self._now() - begin_ns) / NS_PER_S
+        made.wire_s = _longest_s({"": sent.spans})
+        made.rpc_s += max(0.0, took_s - made.wire_s)
+        made.buckets = sent.buckets
+        wrong = [node for node, a in arrived.items() if a.checksum != published.checksum]
+        if wrong:
+            raise StepFailed(f"{', '.join(wrong)}: weights {made.version} have another checksum")
+        self._paths = {node: answer.path for node, answer in arrived.items()}
+
+    async def _load(self, made: Synced, *, noop: bool) -> None:
+        """Have every engine load the file, by the way that `across_sync` says."""
+        fleet = self.fleet
+        begin_ns = self._now()
+        async with fleet.changing:
+            fleet.version = made.version
+            self._first = self._first or dict(self._paths)
+            fleet.sources = dict(self._first if noop else self._paths)
+            if self.step.across_sync == "finish":
+                spans = await together(self._load_drained([name]) for name in list(fleet.places))
+            else:
+                drop_kv = self.step.across_sync == "recompute"
+                spans = [await self._load_now(list(fleet.places), drop_kv=drop_kv)]
+            if self._lacking():
+                raise StepFailed(f"{', '.join(self._lacking())}: has not got weights")
+        took_s = (self._now() - begin_ns) / NS_PER_S
+        made.load_s = max(spans, default=0.0)
+        made.rpc_s += max(0.0, took_s - made.load_s)
+        made.outcome = "noop" if noop else "synced"
+        self.seconds.append((self._now() - made.begin_ns) / NS_PER_S)
+        await self._forget(made)
+
+    async def _load_drained(self, names: list[str]) -> float:
+        """Let what runs end under the old weights first, then load. Returns how long it loaded."""
+        fleet, timeout_ns = self.fleet, round(self.step.stage_timeout_s * NS_PER_S)
+        names = [name for name in names if name in fleet.places and not fleet.places[name].dead]
+        if not names:
+            return 0.0
+        await fleet.admission(names, allowed=False, timeout_ns=timeout_ns)
+        if not await fleet.drained(names, timeout_ns):
+            text = f"requests still run after {self.step.stage_timeout_s:g} s"
+            raise StepFailed(f"{', '.join(names)}: {text}, and weights wait for their end")
+        took_s = await self._load_now(names, drop_kv=True)
+        await fleet.admission(
+            [name for name in names if name in fleet.places], allowed=True, timeout_ns=timeout_ns
+        )
+        return took_s
+
+    async def _load_now(self, names: Iterable[str], *, drop_kv: bool) -> float:
+        timeout_ns = round(self.step.stage_timeout_s * NS_PER_S)
+        answers = await self.fleet.update_weights(names, drop_kv=drop_kv, timeout_ns=timeout_ns)
+        return _longest_s({node: answer.spans for node, answer in answers.items()})
+
+    async def _forget(self, made: Synced) -> None:
+        """Let nodes delete what no engine will ask for again."""
+        if any(self.step.sync_faults):
+            return  # the first ones are loaded again
+        body = ForgetWeights(keep_from=made.version)
+        try:
+            await self.session.bench.ask_all(dict.fromkeys(made.receivers, body), Done, MESSAGE_NS)
+        except (CommandFailed, AgentLost) as error:
+            self._note(f"old weights were not deleted: {error}")
+
+    async def _reopen(self, made: Synced) -> None:
+        """Start porters that are gone again, so that the next attempt can succeed."""
+        try:
+            await self.open()
+        except (CommandFailed, AgentLost) as error:
+            self._note(f"porters, after attempt {made.attempt}: {error}")
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _lacking(self) -> list[str]:
+        """Return living engines on nodes that the file did not get to."""
+        places = self.fleet.places.values()
+        return [p.name for p in places if not p.dead and p.node not in self._paths]
+
+    def _all(self) -> tuple[str, ...]:
+        receivers = (node for node in self.fleet.gpus_of if node not in self.fleet.lost)
+        return tuple(dict.fromkeys((self.trainees.root, *receivers)))
+
+    def _now(self) -> int:
+        return self.session.bench.clock.now_ns()
+
+    def _note(self, text: str) -> None:
+        self.session.record.event("note", {"level": "warning", "who": "sync", "text": text})
+
+    def _tell(self, made: Synced) -> None:
+        made.total_s = made.gather_s + (self._now() - made.begin_ns) / NS_PER_S
+        self.session.record.event(
+            "sync",
+            {
+                "step": self.number,
+                "policy": self.policy,
+                "version": made.version,
+                "path": self.step.sync,
+                "receivers": len(made.receivers),
+                "attempt": made.attempt,
+                "bytes": made.bytes,
+                "buckets": made.buckets,
+                "gather_s": made.gather_s,
+                "rpc_s": made.rpc_s,
+                "wire_s": made.wire_s,
+                "load_s": made.load_s,
+                "total_s": made.total_s,
+                "outcome": made.outcome,
+                "error": made.error,
+            },
+        )
+
+
+def _longest_s(spans: Mapping[str, Sequence[Span]]) -> float:
+    """Return the time from the first begin to the last end on the node that took longest."""
+    took_ns = (
+        max(span.end_ns for span in there) - min(span.begin_ns for span in there)
+        for there in spans.values()
+        if there
+    )
+    return max(took_ns, default=0) / NS_PER_S

@@ -1,0 +1,228 @@
+"""The ranks that train, as one thing to command: opened, stepped, watched, opened anew.
+
+A step that fails because a rank died is made again: training is opened anew from what it kept after
+the step before, as often as `REOPEN_MAX` says. The same samples and the same state give the same
+step, so nothing is learned twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.errors import AgentLost, InfrastructureError, StepFailed
+from harness.run.rl.asked import TrainingAsked
+from harness.run.session import MESSAGE_NS, Session
+from harness.tasks import end, to_the_end
+from harness.wire.asks import CommandFailed
+from harness.wire.generation import Span
+from harness.wire.messages import Done, Message
+from harness.wire.training import (
+    CloseTraining,
+    KeepTrainer,
+    OpenTraining,
+    Phase,
+    PhaseHappened,
+    PlanStep,
+    PublishWeights,
+    Sample,
+    StepPlan,
+    Trained,
+    TrainingHappened,
+    TrainingOpen,
+    TrainStep,
+    WatchTraining,
+    WeightsPublished,
+)
+
+R = TypeVar("R", bound=Message)
+
+OPEN_NS = 180 * NS_PER_S
+"""To start all ranks: each imports torch, which takes long where cores are few."""
+CLOSE_NS = 30 * NS_PER_S
+WATCH_NS = 500 * NS_PER_MS
+REOPEN_MAX = 2
+STORE_PORT = 29500
+
+
+class Trainees:
+    """See the module. `version` is that of the weights the ranks have."""
+
+    def __init__(self, session: Session, asked: TrainingAsked, *, timeout_ns: int) -> None:
+        self._session, self._asked, self._timeout_ns = session, asked, timeout_ns
+        self._attempt = 0
+        self._reopened = 0
+        self._kept: Path | None = None
+        self._upto: dict[str, int] = {}
+        self._announced: tuple[Phase, ...] = ()
+        self.number = 0
+        """Of the step of the scenario, for rows."""
+        self.version = 0
+        self.busy_ns = 0
+        """How long steps took, in all."""
+        self.facts: dict[str, str] = {}
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All that train; rank 0 is on the first."""
+        return tuple(self._asked.ranks_of)
+
+    @property
+    def real(self) -> bool:
+        """Whether they learn: engines need their first weights too."""
+        return self._asked.spec.mode == "real"
+
+    @property
+    def root(self) -> str:
+        """The node where weights are published."""
+        return self.nodes[0]
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls, session: Session, asked: TrainingAsked, *, timeout_ns: int
+    ) -> AsyncIterator[Trainees]:
+        """Start the ranks, watch them while the body runs, and close all of it."""
+        trainees = cls(session, asked, timeout_ns=timeout_ns)
+        watching: list[asyncio.Task[None]] = []
+        try:
+            await trainees._open()
+            watching += [asyncio.create_task(trainees._watch(node)) for node in trainees.nodes]
+            yield trainees
+        finally:
+            await to_the_end(trainees._close(watching))
+
+    async def step(self, version: int, samples: Sequence[Sample]) -> Trained:
+        """Make weights of `version` + 1 from those of `version`, opened anew where a rank died.
+
+        Raises `CommandFailed` when that does not help, and `AgentLost`.
+        """
+        begin_ns = self._session.bench.clock.now_ns()
+        try:
+            while True:
+                try:
+                    return await self._step(version, samples)
+                except CommandFailed as error:
+                    await self._again(error)
+        finally:
+            self.busy_ns += self._session.bench.clock.now_ns() - begin_ns
+
+    async def publish(self) -> tuple[WeightsPublished, Mapping[str, tuple[Span, ...]]]:
+        """Have the weights written; returns rank 0's answer, and all spans by node."""
+        body = PublishWeights(version=self.version)
+        answers = await self._all(body, WeightsPublished)
+        return answers[self.root], {node: answer.spans for node, answer in answers.items()}
+
+    async def keep(self, folder: Path) -> None:
+        """Have all state written into `folder`, of which one is kept per version."""
+        await self._all(KeepTrainer(path=str(folder)), Done)
+        self._kept = folder
+
+    async def load(self, folder: Path, version: int) -> None:
+        """Go on from a folder that holds the state of `version`."""
+        await self._all(KeepTrainer(path=str(folder), load=True), Done)
+        self._kept, self.version = folder, version
+
+    # -- inside -----------------------------------------------------------------------------
+
+    async def _step(self, version: int, samples: Sequence[Sample]) -> Trained:
+        lengths = tuple(sample.prompt_tokens + sample.response_tokens for sample in samples)
+        plan = await self._session.bench.ask(
+            self.root, PlanStep(tokens=lengths), StepPlan, self._timeout_ns
+        )
+        self._announced = plan.phases
+        body = TrainStep(version=version, samples=tuple(samples))
+        answers = await self._all(body, Trained)
+        self.version = version + 1
+        return answers[self.root]
+
+    async def _all(self, body: Message, reply: type[R]) -> dict[str, R]:
+        bodies = dict.fromkeys(self.nodes, body)
+        return await self._session.bench.ask_all(bodies, reply, self._timeout_ns)
+
+    async def _open(self) -> None:
+        nodes, spec = self._session.bench.topology.nodes, self._asked.spec
+        address = nodes[self.root].address
+        bodies = {
+            node: OpenTraining(
+                spec=spec,
+                ranks=ranks,
+                world_size=spec.degrees.ranks,
+                store=f"{address}:{STORE_PORT + self._attempt}",
+                address=nodes[node].address,
+                interface=nodes[node].interface,
+                attempt=self._attempt,
+                timeout_ns=self._timeout_ns,
+            )
+            for node, ranks in self._asked.ranks_of.items()
+        }
+        self._attempt += 1
+        self._upto.clear()
+        answers = await self._session.bench.ask_all(bodies, TrainingOpen, OPEN_NS)
+        self.facts = answers[self.root].facts
+        told = ", ".join(f"{key}: {value}" for key, value in self.facts.items())
+        text = f"{spec.degrees.ranks} ranks train {answers[self.root].parameters:,} parameters"
+        row = {"level": "info", "who": "training", "text": f"{text}; {told}"}
+        self._session.record.event("note", row)
+
+    async def _again(self, error: CommandFailed) -> None:
+        """Open training anew and go back to what was kept; raises `error` when it must not."""
+        died = any(failure.error == "RankDied" for failure in error.failures.values())
+        if not died or self._reopened >= REOPEN_MAX or (self._kept is None and self.version):
+            raise error
+        self._reopened += 1
+        row = {"level": "warning", "who": "training", "text": f"opened anew: {error}"}
+        self._session.record.event("note", row)
+        await self._session.bench.ask_all(
+            dict.fromkeys(self.nodes, CloseTraining()), Done, CLOSE_NS
+        )
+        await self._open()
+        if self._kept is not None:
+            await self.load(self._kept, self.version)
+
+    async def _watch(self, node: str) -> None:
+        """Write a row of each phase that a node tells, until it is lost or all is closed."""
+        while True:
+            body = WatchTraining(after=self._upto.get(node, 0), wait_ns=WATCH_NS)
+            try:
+                happened = await self._session.bench.ask(
+                    node, body, TrainingHappened, WATCH_NS + MESSAGE_NS
+                )
+            except AgentLost:
+                return  # whoever asks for a step is told why
+            except CommandFailed:  # it is being opened anew
+                await self._session.bench.clock.sleep_ns(WATCH_NS)
+                continue
+            self._upto[node] = happened.upto
+            for phase in happened.phases:
+                if phase.end_ns:
+                    self._session.record.event("phase", self._phase_row(node, phase))
+
+    def _phase_row(self, node: str, phase: PhaseHappened) -> dict[str, object]:
+        known = phase.index < len(self._announced)
+        return {
+            "step": self.number,
+            "node": node,
+            "version": phase.version,
+            "index": phase.index,
+            "name": phase.name,
+            "op": phase.op,
+            "axis": phase.axis,
+            "bytes": phase.bytes,
+            "expected_gap_ms": self._announced[phase.index].gap_ns / NS_PER_MS if known else None,
+            "begin_ns": self._session.at(node, phase.begin_ns),
+            "end_ns": self._session.at(node, phase.end_ns),
+        }
+
+    async def _close(self, watching: Sequence[asyncio.Task[None]]) -> None:
+        await end(watching)
+        bodies = dict.fromkeys(self.nodes, CloseTraining())
+        try:
+            await self._session.bench.ask_all(bodies, Done, CLOSE_NS)
+        except (StepFailed, InfrastructureError) as error:
+            row = {"level": "warning", "who": "training", "text": f"not closed: {error}"}
+            self._session.record.event("note", row)
