@@ -41,6 +41,7 @@ from harness.model.layout import (
 from harness.model.profile import Profile, costs_of, gpu_of
 from harness.model.requests import Carried
 from harness.model.reshard import Part, group_of, moves, part_of
+from harness.model.steptime import Faster, StepCosts
 from harness.wire.generation import Capacity, EngineSpec, KvTarget, Stats, Verb, Work
 
 
@@ -304,7 +305,7 @@ class Paced:
         apart = Pace(
             up.seat.instance.name,
             Batching(up.limits),
-            costs_of(self._profile, up.seat.instance.layout),
+            self._costs(up.seat),
             lambda _output: None,
         )
         times_ns: list[int] = []
@@ -345,8 +346,11 @@ class Paced:
         return self._up_
 
     def _pace(self, seat: Seat, limits: Limits, version: int) -> Pace:
+        return Pace(seat.instance.name, Batching(limits, version), self._costs(seat), self._tell)
+
+    def _costs(self, seat: Seat) -> StepCosts:
         costs = costs_of(self._profile, seat.instance.layout)
-        return Pace(seat.instance.name, Batching(limits, version), costs, self._tell)
+        return costs if self._spec.speed == 1 else Faster(costs, self._spec.speed)
 
     def _scaled(self, size: int) -> int:
         return max(1, round(size * self._spec.bytes_scale))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -205,7 +206,8 @@ class Vllm:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         params = SamplingParams(
-            temperature=0.0,
+            temperature=self._spec.temperature,
+            seed=self._seed_of(name, len(tokens)),
             ignore_eos=True,
             max_tokens=more_tokens,
             detokenize=False,
@@ -213,6 +215,12 @@ class Vllm:
         )
         inner = self._up.engine.add_request(name, tokens_input(list(tokens)), params)
         return self._up.scheduler.requests[inner]
+
+    def _seed_of(self, name: str, position: int) -> int | None:
+        """Return what draws a request's tokens from here on: the same on all of its ranks."""
+        if not self._spec.temperature:
+            return None
+        return zlib.crc32(f"{self._spec.seed} {name} {position}".encode())
 
     def withdraw(
         self, ids: Sequence[str] | None, verb: Verb, to: KvTarget | None
