@@ -1,0 +1,175 @@
+"""One instance in virtual time: the life cycle of its requests, jumped from event to event.
+
+It is the paced engine's machine (`harness.model.batching`) with the profile's step times. Commands
+act between steps: a step that is under way when one comes ends first. Times in ns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harness.clock import NS_PER_S
+from harness.errors import UsageError
+from harness.model.advance import FOREVER_NS, Stretch, plan_stretch
+from harness.model.batching import Batching, Limits, complete_step, settle
+from harness.model.intake import abort_all, export, import_with_kv, submit
+from harness.model.layout import BLOCK_TOKENS, infeasible, kv_capacity_tokens
+from harness.model.placement import Instance
+from harness.model.profile import Profile, costs_of, gpu_of
+from harness.model.requests import Carried, Event
+from harness.model.steptime import StepCosts
+from harness.scheduling.view import Instance as Seen
+
+
+@dataclass(eq=False)
+class Engine:
+    """An instance, and the stretch of steps that it is in."""
+
+    instance: Instance
+    state: Batching
+    costs: StepCosts
+    now_ns: int
+    """End of the last step that is complete."""
+    tokens: int = 0
+    """Produced here, each once."""
+    busy_ns: int = 0
+    _stretch: Stretch | None = None
+    _planned: bool = False
+    _bound: bool = False
+    """The stretch is one step that was under way when a request came: it can't be cut."""
+    _yield: tuple[int, int] = field(default=(0, 0))
+
+    @classmethod
+    def up(
+        cls,
+        instance: Instance,
+        profile: Profile,
+        now_ns: int,
+        *,
+        sequences_max: int,
+        step_max_tokens: int,
+        kv_max_tokens: int = 0,
+    ) -> Engine:
+        """Bring an empty one up. Raises `UsageError` where the layout does not fit."""
+        layout, shape, gpu = instance.layout, profile.shape, gpu_of(profile)
+        if reasons := infeasible(layout, shape, gpu, layout.gpus, layout.gpus):
+            raise UsageError("; ".join(reasons))
+        kv_tokens = kv_capacity_tokens(layout, shape, gpu)
+        limits = Limits(
+            sequences_max=sequences_max,
+            step_max_tokens=step_max_tokens,
+            blocks=min(kv_tokens, kv_max_tokens or kv_tokens) // BLOCK_TOKENS,
+            length_max_tokens=shape.length_max_tokens,
+        )
+        return cls(instance, Batching(limits), costs_of(profile, layout), now_ns)
+
+    @property
+    def name(self) -> str:
+        """In the fleet."""
+        return self.instance.name
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """What its KV cache holds."""
+        return self.state.limits.blocks * self.state.limits.block_tokens
+
+    @property
+    def length_max_tokens(self) -> int:
+        """The longest request that it can hold; the last token needs no KV."""
+        return min(self.state.limits.length_max_tokens, self.kv_capacity_tokens + 1)
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a seat."""
+        return len(self.state.waiting) + len(self.state.preempted)
+
+    @property
+    def due_ns(self) -> int:
+        """When something happens here next."""
+        if not self._planned:
+            self._stretch = plan_stretch(self.state, self.costs, self.now_ns)
+            self._planned = True
+        return self._stretch.ends_ns if self._stretch else FOREVER_NS
+
+    def known_tokens(self, now_ns: int) -> int:
+        """Return context and output of all its requests at `now_ns`, without stopping them."""
+        state, due_ns = self.state, self.due_ns
+        queued = (*state.waiting.values(), *state.preempted, *state.prefilling)
+        known = state.kv_tokens + sum(request.known_tokens for request in queued)
+        if self._stretch is None or due_ns <= self.now_ns:
+            return known
+        share = max(0, now_ns - self.now_ns) / (due_ns - self.now_ns)
+        return known + round(self._stretch.step.batch * self._stretch.times * share)
+
+    def reach(self, now_ns: int) -> list[Event]:
+        """Complete the steps up to the one that is under way at `now_ns`, and that one."""
+        events: list[Event] = []
+        while (ends_ns := self.due_ns) < FOREVER_NS and (
+            self.now_ns < now_ns or ends_ns == self.now_ns <= now_ns
+        ):
+            self._cut(now_ns)
+            assert self._stretch is not None
+            step, times, ends_ns = self._stretch
+            events += complete_step(self.state, step, ends_ns, times)
+            self.tokens += step.batch * times + sum(chunk.last for chunk in step.chunks)
+            self.busy_ns += ends_ns - self.now_ns
+            self.now_ns, self._planned, self._bound = ends_ns, False, False
+        return events
+
+    def submit(self, carried: Carried, now_ns: int) -> None:
+        """Queue a request; a step that is under way is not disturbed."""
+        if self.due_ns == FOREVER_NS or self.now_ns >= now_ns:
+            self.now_ns, self._planned = max(self.now_ns, now_ns), False
+        else:
+            self._cut(now_ns)
+            self._bound = True
+        submit(self.state, carried)
+
+    def take_over(self, carried: Carried, now_ns: int) -> list[Event]:
+        """Go on with a request that comes with its KV, or queue it where there is no room."""
+        events = self.reach(now_ns)
+        self.now_ns, self._planned = max(self.now_ns, now_ns), False
+        try:
+            import_with_kv(self.state, carried)
+        except UsageError:
+            submit(self.state, carried)
+        return events
+
+    def hand_over(self, id_: str) -> Carried | None:
+        """Let a request go, between steps; None where it is not here any more."""
+        self._planned = False
+        return export(self.state, id_)
+
+    def end(self) -> list[Carried]:
+        """Let all requests go, oldest first."""
+        self._planned = False
+        return abort_all(self.state)
+
+    def produced(self, id_: str) -> tuple[int, bool]:
+        """Return what a request has produced of its turn, and whether it has a seat."""
+        request = settle(self.state, self.state.requests[id_])
+        return request.produced_tokens, request.status in ("prefilling", "decoding")
+
+    def seen(self) -> Seen:
+        """Return it as policies see it; its speed is that of the time since it was last seen."""
+        tokens, busy_ns = self.tokens - self._yield[0], self.busy_ns - self._yield[1]
+        self._yield = self.tokens, self.busy_ns
+        state = self.state
+        return Seen(
+            name=self.name,
+            node=self.name.rpartition(":")[0],
+            layout=self.instance.layout,
+            accepting=True,
+            sequences_max=state.limits.sequences_max,
+            kv_capacity_tokens=self.kv_capacity_tokens,
+            kv_used_tokens=state.blocks_used * state.limits.block_tokens,
+            running=len(state.running),
+            waiting=self.waiting,
+            tokens_per_s=tokens * NS_PER_S / busy_ns if busy_ns else 0.0,
+            length_max_tokens=self.length_max_tokens,
+        )
+
+    def _cut(self, now_ns: int) -> None:
+        """Shorten the stretch so that it ends with the step that is under way at `now_ns`."""
+        if not self._bound and self.due_ns > now_ns:
+            self._stretch = plan_stretch(self.state, self.costs, self.now_ns, now_ns)
