@@ -22,6 +22,7 @@ from agents.generation.labour import Generation
 from agents.labour import Handler, Labour, Notify
 from agents.probe import Probe
 from agents.ranks import Ranks
+from agents.weights import Weights
 from harness.clock import NS_PER_S
 from harness.errors import ExitCode, HarnessError
 from harness.processes import ask_for_real_time, awake
@@ -47,7 +48,7 @@ MakeLabours = Callable[[Notify, str], tuple[Labour, ...]]
 
 def labours(notify: Notify, name: str) -> tuple[Labour, ...]:
     """Return the work that this agent carries: the one place where it is plugged in."""
-    return (Ranks(notify), Probe(notify, node=name), Generation(notify))
+    return (Ranks(notify), Probe(notify, node=name), Generation(notify), Weights(notify))
 
 
 class Agent:
