@@ -92,7 +92,8 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     p99: float
     max: float
     plus_minus: float | None = None
-    """Timing bound of the measurement, in `unit`; None where one clock measured both ends."""
+    """Timing bound of the measurement, in `unit`; None where one clock measured both ends. Of what
+    is compared over seeds, half of the 95 % confidence interval of `value`; None with one seed."""
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +104,61 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     found: float | None = None
     plus_minus: float | None = None
     """Timing bound of `found`; a limit that lies inside it decides nothing."""
+
+
+class LoopStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One training step of a loop. ``_s``: since the loop's first step began; None: not known.
+
+    `running` and `queued` are requests in all engines' seats and without one, in equal parts of the
+    time from `begin_s` to `batch_end_s`; `staleness` counts samples by their age in versions.
+    """
+
+    index: int
+    begin_s: float
+    tail_begin_s: float | None
+    """90 % of the batch had ended."""
+    batch_end_s: float
+    train_begin_s: float
+    train_end_s: float
+    sync_end_s: float
+    step_s: float | None
+    layouts: tuple[str, ...]
+    """In turn, while the batch was generated."""
+    running: tuple[int, ...]
+    queued: tuple[int, ...]
+    staleness: tuple[int, ...]
+    reward: float | None
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """A better layout that the planner took or refused, `count` times in a row.
+
+    Times are those of the last look: expected to the end of all requests as it is, after the change
+    without its cost, and the cost.
+    """
+
+    at_s: float
+    layout: str
+    best: str
+    outcome: str
+    reason: str
+    count: int
+    stay_s: float | None
+    change_s: float | None
+    cost_s: float | None
+
+
+class LoopSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What one policy did, step by step, in the last repeat of an rl step."""
+
+    step: int
+    """The rl step's place in the scenario."""
+    policy: str
+    repeat: int
+    steps: tuple[LoopStep, ...]
+    decisions: tuple[Decision, ...]
+    stayed: int
+    """Looks of the planner at which the layout in force was the best."""
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,5 +184,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Per switch: "restored", "unchanged", or the exact difference that remains."""
     parts: dict[str, str] = {}
     """Who took part: agents and switches by name, each described in one line."""
+    loops: tuple[LoopSummary, ...] = ()
+    """Of rl steps, by policy in the order they ran."""
     coordinator: dict[str, int] = {}
     """pid and start time of the process that holds the run, while it runs."""

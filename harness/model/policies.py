@@ -15,6 +15,7 @@ ORACLE = "oracle"
 POLICIES = ("orchestrl", "proactive", "reactive", ORACLE, BEST_STATIC)
 """Those that choose a layout by themselves; ``static:LAYOUT`` is given its own."""
 STATIC = "static"
+ASSIGNED: Final = "assigned"
 LEAST_LOADED: Final = "least_loaded"
 
 
@@ -23,7 +24,7 @@ class PolicyName(NamedTuple):
 
     name: str
     mix: Mix | None = None
-    routing: Literal["assigned", "least_loaded"] = "assigned"
+    routing: Literal["assigned", "least_loaded"] = ASSIGNED
 
 
 def parse_policy_name(text: str) -> PolicyName:
@@ -37,6 +38,7 @@ def parse_policy_name(text: str) -> PolicyName:
     if name != STATIC:
         raise ValueError(f"no policy {text!r}{did_you_mean(text, (*POLICIES, 'static:LAYOUT'))}")
     layout, slash, routing = held.partition("/")
-    if slash and routing != LEAST_LOADED:
+    if slash and routing not in (ASSIGNED, LEAST_LOADED):
         raise ValueError(f'{text!r}: behind a layout stands "/{LEAST_LOADED}", or nothing')
-    return PolicyName(STATIC, parse_mix(layout), LEAST_LOADED if slash else "assigned")
+    mix = parse_mix(layout)
+    return PolicyName(STATIC, mix, LEAST_LOADED if routing == LEAST_LOADED else ASSIGNED)

@@ -261,8 +261,8 @@ STREAMS: dict[str, dict[str, Field]] = {
     },
     # One policy's run of the loop, at its end: what it yielded, and how well its pools were used.
     # `workload_seed` pairs policies that had the same requests. Bubbles: share of the time in which
-    # a pool had nothing to do. Switches are taken, refused (planned, not made), or wasted: taken, and
-    # in hindsight slower than staying.
+    # a pool had nothing to do. Switches are taken, refused (planned, not made), or wasted: taken,
+    # and in hindsight slower than staying.
     "rl": {
         "step": _whole("coordinator"),
         "policy": _text("coordinator"),
@@ -283,9 +283,9 @@ STREAMS: dict[str, dict[str, Field]] = {
         "staleness_max": _whole("coordinator"),
         "digest": _text("coordinator"),
     },
-    # One training step of the loop. `batch_s`: from the first request that could be sent to the last
-    # sample that ended; `step_s`: from the end of the step before. `staleness` by samples: how many
-    # were 0, 1, ... versions old when they were used.
+    # One training step of the loop. `batch_s`: from the first request that could be sent to the
+    # last sample that ended; `tail_begin_ns`: when 90 % of them had; `step_s`: from the end of the
+    # step before. `staleness` by samples: how many were 0, 1, ... versions old when they were used.
     "rl_step": {
         "step": _whole("coordinator"),
         "policy": _text("coordinator"),
@@ -295,6 +295,7 @@ STREAMS: dict[str, dict[str, Field]] = {
         "samples": _whole("coordinator"),
         "tokens": _tokens("coordinator"),
         "begin_ns": _ns("coordinator"),
+        "tail_begin_ns": _ns("coordinator"),
         "batch_end_ns": _ns("coordinator"),
         "train_begin_ns": _ns("coordinator"),
         "train_end_ns": _ns("coordinator"),
@@ -355,6 +356,7 @@ STREAMS: dict[str, dict[str, Field]] = {
     },
     # New weights got to all that generate, or not. `rpc_s`: asking and answering; `wire_s`: first
     # bucket sent to last one verified; `load_s`: engines; `gather_s`: the trainer wrote them.
+    # `outcome`: synced, failed, or noop (sent, and by a fault of ours never loaded).
     "sync": {
         "step": _whole("coordinator"),
         "policy": _text("coordinator"),

@@ -16,6 +16,8 @@ from harness.model.busbw import algbw_gb_per_s, busbw_gb_per_s, max_of_ranks_ns
 from harness.model.documents import Event, Metric
 from harness.model.metrics import Quantity, Statistic, metric_name, quantities
 from harness.model.streams import STAGES, SWITCH_STAGES
+from harness.record.intervals import half_width, ratio_half_width
+from harness.record.rl_samples import rl_samples
 
 DURATIONS_MS = (
     "dark_ms",
@@ -42,10 +44,12 @@ OUTCOMES = ("switched", "refused", "rolled_back", "lost")
 
 def metrics_of(events: Iterable[Event]) -> dict[str, Metric]:
     """Return every metric that the events give, by name, sorted."""
-    samples = Samples()
+    samples, events = Samples(), list(events)
     for event in events:
         if take := TAKE.get(event.stream):
             take(samples, event.data)
+    for base, labels, values in rl_samples(events):
+        samples.add(base, labels, values, total=False)
     return samples.metrics()
 
 
@@ -88,6 +92,10 @@ class Samples:
 
 def _metric(values: list[float], quantity: Quantity, bounds: list[float] | None) -> Metric:
     ordered = sorted(values)
+    plus_minus = max(bounds) if bounds else None
+    if quantity.interval:
+        of_a_ratio = quantity.value == "geometric"
+        plus_minus = ratio_half_width(ordered) if of_a_ratio else half_width(ordered)
     return Metric(
         value=HEADLINE[quantity.value](ordered),
         unit=quantity.unit,
@@ -97,7 +105,7 @@ def _metric(values: list[float], quantity: Quantity, bounds: list[float] | None)
         p95=percentile(ordered, 95),
         p99=percentile(ordered, 99),
         max=ordered[-1],
-        plus_minus=max(bounds) if bounds else None,
+        plus_minus=plus_minus,
     )
 
 
@@ -115,6 +123,7 @@ HEADLINE: Mapping[Statistic, Callable[[Sequence[float]], float]] = {
     "sum": math.fsum,
     "mean": statistics.fmean,
     "rate": statistics.harmonic_mean,
+    "geometric": statistics.geometric_mean,
 }
 """How `value` comes from sorted samples. The harmonic mean of rates is size over mean time."""
 
@@ -245,4 +254,4 @@ TAKE: Mapping[str, Callable[[Samples, Mapping[str, Any]], None]] = {
     "given_up": _given_up,
     "clock": _clock,
 }
-"""The streams whose events give samples."""
+"""The streams whose events give samples one by one; `rl_samples` looks at several together."""

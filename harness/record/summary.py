@@ -15,6 +15,7 @@ import msgspec
 from harness.errors import BadFile, ExitCode, InfrastructureError
 from harness.model.documents import SCHEMA, Document, Event, RunSummary, Start, Stop
 from harness.record.journal import Journal, JournalReader, read_journal
+from harness.record.loops import loops_of, summaries
 from harness.record.samples import metrics_of
 from harness.record.store import RunFolder
 from harness.record.verdict import Ending, broken_promises, ending, evaluate
@@ -72,6 +73,7 @@ def summarise(
         counts=dict(sorted(counts.items())),
         restored=_restored(events),
         parts=_parts(events),
+        loops=summaries(loops_of(events)),
         coordinator={} if stop else dict(coordinator or {}),
     )
 
