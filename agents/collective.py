@@ -110,10 +110,10 @@ class Operation:
             case "broadcast":
                 return lambda _, data: dist.broadcast(data, src=ranks[0], group=group)
             case "all_gather":
-                gather = _either(dist, "all_gather_single", "all_gather_into_tensor")
+                gather = either(dist, "all_gather_single", "all_gather_into_tensor")
                 return lambda sent, got: gather(got, sent, group=group)
             case "reduce_scatter":
-                scatter = _either(dist, "reduce_scatter_single", "reduce_scatter_tensor")
+                scatter = either(dist, "reduce_scatter_single", "reduce_scatter_tensor")
                 return lambda sent, got: scatter(got, sent, group=group)
             case "all_to_all":
                 return lambda sent, got: dist.all_to_all_single(got, sent, group=group)
@@ -206,6 +206,6 @@ def _unbound(sent: Any, got: Any) -> None:
     raise ValueError("the groups of this operation were destroyed")
 
 
-def _either(dist: Any, name: str, before: str) -> Any:
+def either(dist: Any, name: str, before: str) -> Any:
     """Return the function `name`, which torch before 2.13 has as `before`."""
     return getattr(dist, name, None) or getattr(dist, before)

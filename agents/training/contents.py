@@ -1,0 +1,48 @@
+"""What paced weights hold: layer by layer, words that follow from seed, version and place alone.
+
+So any receiver can say whether a file is that of a version, and any rank makes its shard without
+the others'. The words are splitmix64's (Steele et al. 2014, doi 10.1145/2714064.2660195), counted
+through the whole model.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.model.shape import ModelShape
+
+Words = NDArray[np.uint64]
+
+WORD_BYTES = 8
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_MASK = 2**64 - 1
+
+
+def layer_words(shape: ModelShape, bytes_scale: float) -> list[range]:
+    """Return each layer's place among the words of all weights; embeddings are shared out too."""
+    words = max(shape.layers, round(shape.parameter_bytes * bytes_scale) // WORD_BYTES)
+    bounds = [words * layer // shape.layers for layer in range(shape.layers + 1)]
+    return [range(bounds[layer], bounds[layer + 1]) for layer in range(shape.layers)]
+
+
+def words(seed: int, version: int, places: range) -> Words:
+    """Return the words at these places: (len(places),) uint64."""
+    key = _mixed(_mixed(seed & _MASK) ^ version)
+    state = np.arange(places.start + 1, places.stop + 1, dtype=np.uint64)
+    state *= np.uint64(_GOLDEN)
+    state += np.uint64(key)
+    state ^= state >> np.uint64(30)
+    state *= np.uint64(_MIX_1)
+    state ^= state >> np.uint64(27)
+    state *= np.uint64(_MIX_2)
+    state ^= state >> np.uint64(31)
+    return state
+
+
+def _mixed(state: int) -> int:
+    state = (state + _GOLDEN) & _MASK
+    state = (state ^ (state >> 30)) * _MIX_1 & _MASK
+    state = (state ^ (state >> 27)) * _MIX_2 & _MASK
+    return state ^ (state >> 31)
