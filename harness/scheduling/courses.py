@@ -1,0 +1,170 @@
+"""How a pool works off what is open: as it is, after a change, and until which later change. Pure.
+
+A course follows instances request by request (`harness.scheduling.compute`), so it can tell at any
+later moment what is left, and what a switch would give then. Seconds, tokens.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.model.layout import Layout, Mix
+from harness.scheduling.compute import Compute, Drain
+from harness.scheduling.mixes import Option, Pool
+from harness.scheduling.pooled import Open, compute_s, shares, work_s
+from harness.scheduling.view import Floats, Ints, Settings
+
+ENDED = (0.1, 0.3, 0.55, 0.75, 0.9, 0.96, 0.985)
+"""Shares of the requests after whose end a later switch is looked at."""
+
+
+class Followed(NamedTuple):
+    """So many `instances` that work alike, from `after_s` on: the rows of one, and how it goes."""
+
+    drain: Drain
+    context: Floats
+    computes: Floats
+    instances: int = 1
+    after_s: float = 0.0
+
+    @property
+    def ends_s(self) -> Floats:
+        """When each of its requests ends."""
+        drain = self.drain
+        if not len(drain.ends):
+            return np.zeros(0)
+        return self.after_s + np.interp(drain.ends, drain.steps, drain.time_s)
+
+
+@dataclass(frozen=True)
+class Course:
+    """How the pool works off what is open, with the layout that it has or with another."""
+
+    lasts_s: float
+    followed: tuple[Followed, ...]
+    mix: Mix
+
+
+def staying(
+    pool: Pool, found: Sequence[Option], compute: Compute, settings: Settings
+) -> Course | None:
+    """Return how it goes on as it is; None where it cannot.
+
+    Queued requests go where there is least for the GPUs. Where requests may be moved (the fast
+    loop), they end up as evenly spread as after a switch, but no sooner than they can be moved.
+    """
+    if not pool.instances:
+        return None
+    placed = _as_placed(pool, compute)
+    even = next((option for option in found if option.kept), None)
+    if not np.isfinite(placed.lasts_s) or even is None:
+        return placed if np.isfinite(placed.lasts_s) else None
+    moves = _uneven(pool)
+    if moves and settings.moves_per_s_max <= 0:
+        return placed
+    spread_s = max(even.total_s, moves / settings.moves_per_s_max if moves else 0.0)
+    if spread_s >= placed.lasts_s:
+        return placed
+    return Course(spread_s, course_of(pool, even, compute).followed, pool.mix)
+
+
+def _as_placed(pool: Pool, compute: Compute) -> Course:
+    """Follow every instance with the requests that it has, and its part of the queued ones."""
+    sizes = [each.layout.gpus_per_instance for each in pool.instances]
+    at = pool.at.copy()
+    queued = np.flatnonzero(at < 0)
+    counts = np.bincount(at[at >= 0], minlength=len(sizes))
+    loads = [(int(n) / size, i) for i, (n, size) in enumerate(zip(counts, sizes, strict=True))]
+    heapq.heapify(loads)
+    for row in queued:
+        load, index = loads[0]
+        at[row] = index
+        heapq.heapreplace(loads, (load + 1 / sizes[index], index))
+    order = np.lexsort((np.arange(len(at)), pool.work.computes > 0, at))
+    edges = np.searchsorted(at[order], np.arange(len(sizes) + 1))
+    followed = tuple(
+        _follow(pool.work, order[edges[i] : edges[i + 1]], each.layout, compute)
+        for i, each in enumerate(pool.instances)
+    )
+    return Course(max(each.drain.lasts_s for each in followed), followed, pool.mix)
+
+
+def _uneven(pool: Pool) -> int:
+    """Return how many requests are at instances that have more than their GPUs' share."""
+    placed = pool.at[pool.at >= 0]
+    sizes = np.array([each.layout.gpus_per_instance for each in pool.instances])
+    fair = np.ceil(len(pool.at) * sizes / sizes.sum())
+    counts = np.bincount(placed, minlength=len(sizes))
+    return int(np.maximum(counts - fair, 0).sum())
+
+
+class Later(NamedTuple):
+    """A later switch: to what, when, with how many requests left, and when all end with it."""
+
+    mix: Mix
+    at_s: float
+    left: int
+    ends_s: float
+
+
+def course_of(pool: Pool, option: Option, compute: Compute) -> Course:
+    """Follow an option: of each kind the instance that has the longest requests, dealt in turn."""
+    work = pool.work
+    order = np.argsort(-work.expected, kind="stable")
+    parts = [order] if len(option.kinds) == 1 else [order[: option.cut], order[option.cut :]]
+    followed = []
+    for kind, part in zip(option.kinds, parts, strict=True):
+        count = len(kind.names)
+        dealt = part[np.argsort(-work.remaining[part], kind="stable")][::count]
+        rows = dealt[np.lexsort((dealt, work.computes[dealt] > 0))]
+        one = _follow(work, rows, kind.layout, compute)
+        followed.append(one._replace(instances=count, after_s=option.cost_s))
+    return Course(option.total_s, tuple(followed), option.mix)
+
+
+def _follow(work: Open, rows: Ints, layout: Layout, compute: Compute) -> Followed:
+    context, computes = work.context[rows], work.computes[rows]
+    drain = compute.drain(layout, work.remaining[rows], context, computes)
+    return Followed(drain, context, computes)
+
+
+def best_later(
+    course: Course, uniform: Sequence[Mix], compute: Compute, settings: Settings
+) -> Later | None:
+    """Return the best later switch on this course, to instances all alike."""
+    targets = [mix[0] for mix in uniform if mix != course.mix]
+    ends_s = [np.repeat(each.ends_s, each.instances) for each in course.followed]
+    found: list[Later] = []
+    if not targets:
+        return None
+    earliest_s = max(each.after_s for each in course.followed)
+    for at_s in np.unique(np.quantile(np.concatenate(ends_s), ENDED)):
+        left = _left(course, float(at_s))
+        if at_s <= earliest_s or not len(left):
+            continue
+        given = shares(left, np.zeros(1, np.int64))
+        for target in targets:
+            costs, count = compute.costs(target), target.instances
+            computing_s = compute_s(costs, given.first + given.moved)[1] / count
+            working_s = work_s(costs, compute.sequences_max, given, [count])[0, 1]
+            ends = float(at_s + settings.switch_s + computing_s + working_s)
+            found.append(Later(Mix((target,)), float(at_s), round(left.count.sum()), ends))
+    return min(found, key=lambda later: later.ends_s, default=None)
+
+
+def _left(course: Course, at_s: float) -> Open:
+    """Return what is still open on a course at a moment."""
+    columns = []
+    for drain, context, computes, instances, after_s in course.followed:
+        left = drain.left(at_s - after_s)
+        grown = context + (drain.ends - drain.starts - left)
+        waiting = np.where(drain.ends - drain.starts > left, 0.0, computes)
+        rows = np.stack([left, grown, waiting, np.full(len(left), float(instances))])
+        columns.append(rows[:, left > 0])
+    left, context, computes, count = np.concatenate(columns, axis=1)
+    return Open(left, left, context, computes, count)
