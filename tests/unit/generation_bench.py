@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +29,8 @@ from harness.model.placement import Instance
 from harness.model.replay import ReplayRequest, Turn
 from harness.model.requests import Carried
 from harness.model.scenario import Collectives, Scenario
-from harness.model.steptime import FittedCosts
+from harness.model.profile import costs_of as profile_costs
+from harness.model.steptime import FittedCosts, StepCosts
 from harness.run.session import Session
 from harness.wire.asks import CommandFailed
 from harness.wire.generation import (
@@ -90,7 +91,10 @@ class Engine:
 
     def __init__(self, node: FakeNode, instance: Instance, version: int) -> None:
         spec, blocks = node.spec, (node.spec.kv_max_tokens or 65536) // 16
-        self.node, self.instance, self.costs = node, instance, costs_of(instance)
+        self.node, self.instance = node, instance
+        self.costs: StepCosts = (
+            profile_costs(spec.profile, instance.layout) if spec.profile else costs_of(instance)
+        )
         self.limits = Limits(
             sequences_max=spec.sequences_max,
             step_max_tokens=spec.step_max_tokens,
@@ -245,7 +249,10 @@ class FakeNode:
         return Span(stage=stage, begin_ns=begin_ns, end_ns=self.now_ns())
 
     async def answer(self, message: Any) -> Message:
-        return await {
+        return await self.verbs()[type(message)](message)
+
+    def verbs(self) -> dict[type[Message], Callable[[Any], Coroutine[Any, Any, Message]]]:
+        return {
             OpenGeneration: self.open,
             Prepare: self.prepare,
             TearDown: self.tear_down,
@@ -255,7 +262,7 @@ class FakeNode:
             Admission: self.admission,
             Withdraw: self.withdraw,
             Watch: self.watch,
-        }[type(message)](message)
+        }
 
     async def open(self, message: OpenGeneration) -> Message:
         self.spec, self.gpus = message.spec, message.gpus

@@ -31,7 +31,7 @@ FILE = "loop.msgpack"
 
 
 class SavedSample(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample as the ledger had it. Where it was does not matter: it goes on anywhere."""
+    """A sample as the ledger had it, with versions of the loop. It goes on anywhere."""
 
     request: ReplayRequest
     ended: bool
@@ -123,7 +123,7 @@ def write_checkpoint(loop: Loop, folder: Path) -> None:
         dropped=loop.rollouts.dropped,
         attempts=tuple((*key, attempt) for key, attempt in loop.attempts.items()),
         groups=tuple(_saved_group(group) for group in groups),
-        samples=tuple(_saved(entry) for entry in entries),
+        samples=tuple(_saved(entry, loop.base) for entry in entries),
         lengths=tuple(_lengths(loop.history)),
     )
     folder.mkdir(parents=True, exist_ok=True)
@@ -151,16 +151,19 @@ def _saved_group(group: Group) -> SavedGroup:
     return SavedGroup(batch=group.batch, ids=group.ids)
 
 
-def _saved(entry: Entry) -> SavedSample:
+def _saved(entry: Entry, base: int) -> SavedSample:
+    def since(version: int | None) -> int | None:
+        return None if version is None else version - base
+
     return SavedSample(
         request=entry.request,
         ended=entry.state == "finished",
         turn=entry.turn,
         context_tokens=entry.context_tokens,
         produced_tokens=entry.produced_tokens,
-        version_first=entry.version_first,
-        version_last=entry.version_last,
-        version_oldest=entry.version_oldest,
+        version_first=since(entry.version_first),
+        version_last=since(entry.version_last),
+        version_oldest=since(entry.version_oldest),
         prompt=tuple(entry.prompt),
         output=tuple(entry.output),
     )

@@ -94,7 +94,7 @@ class Loop:
         self.rollouts = Rollouts(
             bound=step.staleness_max, per_step=len(self.batches[0]), order=step.order
         )
-        self.version = 0
+        self.version = self.base = 0
         self.open: dict[str, Entry] = {}
         """Samples that have not ended."""
         self.ended: dict[int, list[Entry]] = {}
@@ -133,6 +133,7 @@ class Loop:
             self.trainees.number = self.number
             self.syncs = Syncs(session, self.fleet, self.trainees, step, self.number)
             self.syncs.policy = self.policy.name
+            self.base = self.syncs.base = self.fleet.version + bool(self.fleet.version)
             await self.syncs.open()
             stack.push_async_callback(self.syncs.close)
             await self.pilot.bring_up(first)
@@ -152,7 +153,7 @@ class Loop:
         """Have the first weights everywhere, and the first batches asked for."""
         if kept is not None:
             await self._go_on(kept)
-        elif self.trainees.real or self.fleet.version:
+        elif self.trainees.real or self.base:
             await self.syncs.sync(0)
         if self.policy.plans and not self.open:
             await self.pilot.replan(must=True, coming=len(flat(self.batches[:1])[0]))
@@ -207,6 +208,8 @@ class Loop:
         return named(f"{self.number}.{self.index}.{batch}.{attempt}", samples)
 
     def _send(self, requests: Sequence[ReplayRequest]) -> None:
+        if self.policy.knows:
+            requests = sorted(requests, key=lambda request: -request.response_tokens)
         assignment = {}
         if self.policy.routing == "assigned":
             view, _ = self.pilot.view()
@@ -262,7 +265,7 @@ class Loop:
         version, entries = self.version, self.fleet.ledger.entries
         self.rollouts.use(groups, version)
         used = [entries[id_] for group in groups for id_ in group.ids]
-        samples = learned_from(groups, self.fleet.ledger)
+        samples = learned_from(groups, self.fleet.ledger, self.base)
         begin_ns = self.clock.now_ns()
         trained = await self.trainees.step(version, samples)
         train_ns = begin_ns, self.clock.now_ns()
@@ -286,12 +289,12 @@ class Loop:
             self.refused = entry
             return
         self.ended.setdefault(entry.request.step, []).append(entry)
-        self.rollouts.ended(entry.id, entry.version_oldest or 0)
+        self.rollouts.ended(entry.id, (entry.version_oldest or 0) - self.base)
 
     def _note_begun(self) -> None:
         for entry in self.open.values():
             if entry.version_oldest is not None:
-                self.rollouts.begun(entry.id, entry.version_oldest)
+                self.rollouts.begun(entry.id, entry.version_oldest - self.base)
 
     def _forget(self, groups: Sequence[Group], used: Sequence[Entry]) -> None:
         """Let go of what was used: forecasts remember its lengths."""

@@ -7,7 +7,6 @@ decided is journaled with what the truth would have made of it.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,12 +24,11 @@ from harness.run.generation.migrate import Migrations
 from harness.run.generation.stages import Pace
 from harness.run.generation.switch import Made, Switches
 from harness.run.rl.viewing import truth_of, view_of
-from harness.scheduling.balancer import balance
 from harness.scheduling.compute import Compute
-from harness.scheduling.forecast import Forecast, forecast
+from harness.scheduling.forecast import Forecast
 from harness.scheduling.migration import Costs, choose
 from harness.scheduling.planner import plan
-from harness.scheduling.policies import Policy
+from harness.scheduling.policies import Policy, foresee, rebalance
 from harness.scheduling.view import Finished, Move, Moved, Plan, Settings, View
 from harness.seeds import seeded
 
@@ -116,10 +114,10 @@ class Pilot:
     async def replan(self, *, must: bool = False, coming: int = 0) -> None:
         """Decide whether another layout should be up, and bring it up."""
         view, entries = self.view(coming)
-        begin = time.perf_counter()
-        expected = self._forecast(view)
+        begin_ns = self.clock.now_ns()
+        expected = foresee(view)
         decided = plan(view, expected, self.compute, self._settings(), must=must)
-        solve_ms = (time.perf_counter() - begin) * 1e3
+        solve_ms = (self.clock.now_ns() - begin_ns) / NS_PER_MS
         self._tell_forecast(view, expected, entries)
         outcome = "taken" if decided.wanted else "stayed"
         if not decided.wanted and decided.best is not None and decided.best != view.layout:
@@ -169,11 +167,11 @@ class Pilot:
     async def rebalance(self) -> None:
         """Move requests off instances that would end last."""
         view, _ = self.view()
-        if len(view.instances) < 2 or not len(view.requests):
+        if len(view.instances) < 2:
             return
-        moves = balance(
-            view, self._forecast(view), self.compute, self._settings(), self._move_s(view)
-        )
+        moves = rebalance(self.policy, view, self.compute, self._settings(), self._move_s(view))
+        if not moves:
+            return
         async with self.fleet.changing:
             for move in moves:
                 await self._move(move)
@@ -221,9 +219,6 @@ class Pilot:
             truth=truth_of(entries) if self.policy.knows else None,
         )
         return seen, entries
-
-    def _forecast(self, view: View) -> Forecast:
-        return forecast(view) if view.truth is None else Forecast.certain(view.truth)
 
     def _settings(self) -> Settings:
         measured = float(np.mean(self._switch_s[-5:])) if self._switch_s else 0.0

@@ -50,17 +50,20 @@ def named(prefix: str, samples: Sequence[ReplayRequest]) -> list[ReplayRequest]:
     ]
 
 
-def learned_from(groups: Sequence[Group], ledger: Ledger) -> list[Sample]:
-    """Return samples with rewards, and advantages within each group; 0 where tokens have no ids."""
-    return [sample for group in groups for sample in _samples(group, ledger)]
+def learned_from(groups: Sequence[Group], ledger: Ledger, base: int) -> list[Sample]:
+    """Return samples with rewards, and advantages within each group; 0 where tokens have no ids.
+
+    `base` is what engines call version 0.
+    """
+    return [sample for group in groups for sample in _samples(group, ledger, base)]
 
 
-def _samples(group: Group, ledger: Ledger) -> list[Sample]:
+def _samples(group: Group, ledger: Ledger, base: int) -> list[Sample]:
     entries = [ledger.entries[id_] for id_ in group.ids]
     gained = [_reward(entry, ledger) for entry in entries]
     prompt = f"{group.batch}/{group.requests[0].prompt}"
     return [
-        _sample(entry, prompt, value, advantage)
+        _sample(entry, prompt, value, advantage, base)
         for entry, value, advantage in zip(entries, gained, rewards.advantages(gained), strict=True)
     ]
 
@@ -71,7 +74,7 @@ def _reward(entry: Entry, ledger: Ledger) -> float:
     return rewards.reward(entry.prompt, entry.output, ledger.prompts.vocab)
 
 
-def _sample(entry: Entry, group: str, value: float, advantage: float) -> Sample:
+def _sample(entry: Entry, group: str, value: float, advantage: float, base: int) -> Sample:
     return Sample(
         id=entry.id,
         group=group,
@@ -79,8 +82,8 @@ def _sample(entry: Entry, group: str, value: float, advantage: float) -> Sample:
         response_tokens=entry.total_tokens,
         reward=value,
         advantage=advantage,
-        version_first=entry.version_oldest or 0,
-        version_last=entry.version_last or 0,
+        version_first=(entry.version_oldest or 0) - base,
+        version_last=(entry.version_last or 0) - base,
         prompt=tuple(entry.prompt),
         response=tuple(entry.output),
     )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from harness.model.layout import Layout, Mix
 from harness.model.replay import ReplayRequest
 from harness.model.workload import GeneratedWorkload
-from harness.rlsim.pool import best_static
+from harness.rlsim.fleet import Hardware
+from harness.rlsim.search import best_static
 from harness.run.generation.asked import GenerationAsked
 from harness.run.generation.fleet import Fleet
 from harness.run.rl.pilot import GUESS_S, Pilot
@@ -61,7 +62,14 @@ def first_layout(
     if policy.first is not None:
         return policy.first
     if policy.name == "best_static" and asked.spec.profile is not None:
-        return best_static(batches, compute, asked.spec.profile, asked.gpus_of)
+        hardware = Hardware(
+            profile=asked.spec.profile,
+            gpus_of=asked.gpus_of,
+            sequences_max=asked.spec.sequences_max,
+            step_max_tokens=asked.spec.step_max_tokens,
+            kv_max_tokens=asked.spec.kv_max_tokens,
+        )
+        return best_static(batches, hardware, cap_tokens=cap_of(asked))
     if policy.balances and not policy.plans:
         return smallest(compute, asked.gpus_of)
     return Mix((asked.layout,))

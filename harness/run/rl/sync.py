@@ -91,6 +91,8 @@ class Syncs:
     step: Rl
     number: int = 0
     policy: str = ""
+    base: int = 0
+    """What engines call version 0 of this loop: for them, versions never go back."""
     seconds: list[float] = field(default_factory=list)
     _listens: dict[str, str] = field(default_factory=dict)
     _count: int = 0
@@ -122,7 +124,7 @@ class Syncs:
         published = await self._gather(version)
         for attempt in range(self.step.sync_retries + 1):
             made = Synced(
-                version=version,
+                version=self.base + version,
                 attempt=attempt,
                 receivers=tuple(n for n in self.fleet.gpus_of if n not in self.fleet.lost),
                 begin_ns=self._now(),

@@ -64,7 +64,8 @@ def step_row(
     """Return the row of the step that has just been made and synced; it is added to the totals."""
     version, now_ns = trained.version, loop.clock.now_ns()
     begin_ns = loop.asked_ns.get(version, loop.begin_ns)
-    batch_end_ns = max(entry.last_token_ns for entry in used)
+    ends_ns = sorted(entry.last_token_ns for entry in used)
+    batch_end_ns = ends_ns[-1]
     ages = Counter(version - sample.version_first for sample in samples)
     tokens = sum(sample.response_tokens for sample in samples)
     totals = loop.totals
@@ -80,6 +81,7 @@ def step_row(
         "samples": len(samples),
         "tokens": tokens,
         "begin_ns": begin_ns,
+        "tail_begin_ns": ends_ns[math.ceil(0.9 * len(ends_ns)) - 1],
         "batch_end_ns": batch_end_ns,
         "train_begin_ns": train_ns[0],
         "train_end_ns": train_ns[1],
