@@ -34,6 +34,14 @@ def with_bound(value: float | None, bound: float | None) -> str:
     return f"{figure(value, bound)} ±{bound_only(bound)}"
 
 
+def with_interval(value: float, half_width: float | None) -> str:
+    """Write a mean and half of its confidence interval, that with two digits: ``1.425 ±0.063``."""
+    if not half_width or half_width < abs(value) * 1e-6:
+        return figure(value)
+    place = _place(half_width) - 1
+    return f"{_rounded(value, place)} ±{_rounded(half_width, place)}"
+
+
 def bound_only(bound: float) -> str:
     """Write a bound: rounded up to one digit."""
     place = _bound_place(bound)

@@ -16,6 +16,7 @@ from harness.model.scenario_rules import ELECTRICAL
 from harness.model.streams import STAGES
 from harness.record.figures import DASH, bound_only, figure, size, with_bound
 from harness.record.generation import generation_sections
+from harness.record.rl import rl_sections
 from harness.record.section import Section
 
 COLLECTIVES = (
@@ -79,6 +80,7 @@ def sections(summary: RunSummary, folder: Path | None = None) -> Iterator[Sectio
     if rows := list(_collectives(summary)):
         yield Section("Collectives", COLLECTIVES, ROW, rows, (0, 1))
     yield from _reconfigurations(summary)
+    yield from rl_sections(summary)
     yield from generation_sections(summary.metrics)
     if summary.checks:
         found = [(check.verdict, check.text, _found(check)) for check in summary.checks]
