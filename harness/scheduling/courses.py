@@ -6,7 +6,6 @@ later moment what is left, and what a switch would give then. Seconds, tokens.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -75,16 +74,10 @@ def staying(
 
 def _as_placed(pool: Pool, compute: Compute) -> Course:
     """Follow every instance with the requests that it has, and its part of the queued ones."""
-    sizes = [each.layout.gpus_per_instance for each in pool.instances]
-    at = pool.at.copy()
-    queued = np.flatnonzero(at < 0)
-    counts = np.bincount(at[at >= 0], minlength=len(sizes))
-    loads = [(int(n) / size, i) for i, (n, size) in enumerate(zip(counts, sizes, strict=True))]
-    heapq.heapify(loads)
-    for row in queued:
-        load, index = loads[0]
-        at[row] = index
-        heapq.heapreplace(loads, (load + 1 / sizes[index], index))
+    sizes = np.array([each.layout.gpus_per_instance for each in pool.instances])
+    at, queued = pool.at.copy(), pool.at < 0
+    counts = np.bincount(at[~queued], minlength=len(sizes))
+    at[queued] = dealt(counts, sizes, int(queued.sum()))
     order = np.lexsort((np.arange(len(at)), pool.work.computes > 0, at))
     edges = np.searchsorted(at[order], np.arange(len(sizes) + 1))
     followed = tuple(
@@ -92,6 +85,14 @@ def _as_placed(pool: Pool, compute: Compute) -> Course:
         for i, each in enumerate(pool.instances)
     )
     return Course(max(each.drain.lasts_s for each in followed), followed, pool.mix)
+
+
+def dealt(counts: Ints, sizes: Ints, more: int) -> Ints:
+    """Deal out `more` requests, each to where there are fewest for the size; (more,) indices."""
+    level = (counts.sum() + more) / sizes.sum() + float((counts / sizes).max()) + 1
+    each = np.arange(min(more, int(level * sizes.max()) + 1))
+    loads = (counts[:, None] + each) / sizes[:, None]
+    return np.argsort(loads, axis=None, kind="stable")[:more] // max(1, len(each))
 
 
 def _uneven(pool: Pool) -> int:

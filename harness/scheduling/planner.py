@@ -17,14 +17,13 @@ that distribution. Times in seconds, lengths in tokens.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import numpy as np
 
 from harness.model.layout import Layout
 from harness.scheduling.compute import Compute
-from harness.scheduling.courses import Course, Later, best_later, course_of, staying
+from harness.scheduling.courses import Course, Later, best_later, course_of, dealt, staying
 from harness.scheduling.forecast import Forecast
 from harness.scheduling.mixes import Kind, Option, Pool, one_of, options
 from harness.scheduling.pooled import Open
@@ -211,20 +210,13 @@ def _assigned(view: View, pool: Pool, option: Option | None) -> dict[str, str]:
 
 def _deal(view: View, pool: Pool, kind: Kind, rows: Ints, assigned: dict[str, str]) -> None:
     """Give each of these rows, the longest first, an instance of this kind."""
-    names = [instance.name for instance in pool.instances]
-    known = [int(row) for row in rows if row < len(view.requests)]
-    loads = dict.fromkeys(kind.names, 0)
-    homeless = []
-    for row in known:
-        name = names[pool.at[row]] if pool.at[row] >= 0 else ""
-        if name in kind.kept and pool.work.computes[row] == 0:
-            assigned[view.requests.ids[row]] = name
-            loads[name] += 1
-        else:
-            homeless.append(row)
-    heap = [(count, name) for name, count in loads.items()]
-    heapq.heapify(heap)
-    for row in homeless:
-        count, name = heap[0]
-        assigned[view.requests.ids[row]] = name
-        heapq.heapreplace(heap, (count + 1, name))
+    index = {name: place for place, name in enumerate(kind.names)}
+    kept = [index[each.name] if each.name in kind.kept else -1 for each in pool.instances]
+    rows = rows[rows < len(view.requests)]
+    at = np.array([*kept, -1])[pool.at[rows]]
+    homeless = (at < 0) | (pool.work.computes[rows] > 0)
+    counts = np.bincount(at[~homeless], minlength=len(index))
+    at[homeless] = dealt(counts, np.ones(len(index), np.int64), int(homeless.sum()))
+    ids = view.requests.ids
+    for row, place in zip(rows.tolist(), at.tolist(), strict=True):
+        assigned[ids[row]] = kind.names[place]

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -68,6 +69,11 @@ class Shares:
     largest: Floats
     first: Floats
     moved: Floats
+
+    @cached_property
+    def sums(self) -> _Sums:
+        """Sums over its buckets, which all layouts share."""
+        return _Sums.of(self)
 
 
 def cuts_of(count: int) -> Ints:
@@ -126,7 +132,7 @@ def work_s(costs: Costs, seats: int, given: Shares, instances: Sequence[int]) ->
 
     `seats` are those of one instance. Infinite where a request alone exceeds an instance's KV.
     """
-    sums = _Sums.of(given)
+    sums = given.sums
     k = np.array(instances, np.float64)[:, None]
     room = k * np.minimum(seats, costs.kv_capacity_tokens / np.maximum(sums.kv_mean, 1.0))
     fits = sums.peak <= k * costs.kv_capacity_tokens
@@ -165,7 +171,9 @@ class _Sums:
     @classmethod
     def of(cls, given: Shares) -> _Sums:
         def below(values: Floats) -> Floats:
-            return np.pad(np.cumsum(values, axis=1), ((0, 0), (1, 0)))
+            sums = np.zeros((values.shape[0], values.shape[1] + 1))
+            np.cumsum(values, axis=1, out=sums[:, 1:])
+            return sums
 
         lengths = given.lengths
         count, context = below(given.count), below(given.context)
