@@ -22,6 +22,7 @@ from agents.generation.labour import Generation
 from agents.labour import Handler, Labour, Notify
 from agents.probe import Probe
 from agents.ranks import Ranks
+from agents.training.labour import Training
 from agents.weights import Weights
 from harness.clock import NS_PER_S
 from harness.errors import ExitCode, HarnessError
@@ -48,7 +49,13 @@ MakeLabours = Callable[[Notify, str], tuple[Labour, ...]]
 
 def labours(notify: Notify, name: str) -> tuple[Labour, ...]:
     """Return the work that this agent carries: the one place where it is plugged in."""
-    return (Ranks(notify), Probe(notify, node=name), Generation(notify), Weights(notify))
+    return (
+        Ranks(notify),
+        Probe(notify, node=name),
+        Generation(notify),
+        Training(notify),
+        Weights(notify),
+    )
 
 
 class Agent:
