@@ -17,8 +17,7 @@ Bins = tuple[tuple[int, ...], ...]
 def dealt(tokens: Sequence[int], ranks: int, limit_tokens: int) -> tuple[Bins, ...]:
     """Return by rank its micro batches, the longest first; each holds indices into `tokens`.
 
-    A sample over the limit has a micro batch of its own, or shares none with one that would fit
-    elsewhere. There is at least one micro batch; some may be empty.
+    A micro batch over the limit is of one sample. There is at least one; some may be empty.
     """
     shards = packed(tokens, range(len(tokens)), ranks)
     loads = [sum(tokens[i] for i in shard) for shard in shards]
