@@ -57,6 +57,7 @@ from harness.run.generation.calibration_asked import Wanted, load_calibration
 from harness.run.orchestrator import CHECKPOINT, Work, execute, perform_all
 from harness.run.plan import tell_plan
 from harness.run.rl.checkpoint import read_checkpoint
+from harness.run.rl.plan import training_notes
 from harness.run.session import Session
 from harness.seeds import unpredictable
 
@@ -71,7 +72,14 @@ PACKAGES = ("orchestrl-harness", "torch", "pyzmq", "paramiko", "pyserial", "pyro
 def plan_text(scenario_path: Path, bench_path: Path | None, engine: Engine | None = None) -> str:
     """Return what a run would do, every device command included; nothing is opened or sent."""
     asked = load(scenario_path, bench_path, engine)
-    lines = tell_plan(asked.bench, asked.topology, asked.scenario, asked.plans, asked.generation)
+    lines = tell_plan(
+        asked.bench,
+        asked.topology,
+        asked.scenario,
+        asked.plans,
+        generation=asked.generation,
+        training=asked.training,
+    )
     return "\n".join(lines)
 
 
@@ -87,8 +95,9 @@ def run_scenario(
 ) -> RunSummary:
     """Run a scenario and return its judged summary.
 
-    With `resume`, a run, its RL loop goes on from where that one was left. Raises `UsageError` before a run folder exists; after that every outcome is in the summary,
-    except a bug of ours, which is recorded and then raised.
+    With `resume`, a run, its RL loop goes on from where that one was left. Raises `UsageError`
+    before a run folder exists; after that every outcome is in the summary, except a bug of ours,
+    which is recorded and then raised.
     """
     asked = load(scenario_path, bench_path, engine)
     if max_wait_s is not None:
@@ -146,7 +155,8 @@ def _recorded(
         runs_dir, clock, unpredictable(), scenario=asked.scenario_path, bench=asked.bench_path
     )
     with Journal.create(folder.journal, clock, secrets=secrets, watch=progress) as journal:
-        notes = (*open_bench.notes, *generation_notes(asked.generation))
+        labour = (*generation_notes(asked.generation), *training_notes(asked.training))
+        notes = (*open_bench.notes, *labour)
         journal.start(_start(asked, folder.id, notes, clock))
         for stream, fields in STREAMS.items():
             journal.describe(stream, fields)

@@ -9,9 +9,11 @@ from drivers.catalog import preview
 from harness.fabric.circuits import Plan, plan_shape
 from harness.fabric.topology import Link, Topology
 from harness.model.bench import Bench
-from harness.model.scenario import Check, Collectives, Generate, Reconfigure, Scenario, Shift
+from harness.model.scenario import Check, Collectives, Generate, Reconfigure, Rl, Scenario, Shift
 from harness.run.generation.asked import GenerationAsked
 from harness.run.generation.plan import requests_of, tell_generation, tell_step
+from harness.run.rl.asked import TrainingAsked
+from harness.run.rl.plan import loop_of, tell_loop, tell_training
 
 COMMANDS_SHOWN = 2
 """Changes whose device commands are printed in full; the rest of a series repeats them."""
@@ -27,9 +29,11 @@ def tell_plan(
     topology: Topology,
     scenario: Scenario,
     plans: Mapping[str, Plan],
+    *,
     generation: GenerationAsked | None = None,
+    training: TrainingAsked | None = None,
 ) -> Iterator[str]:
-    """Yield the plan's lines: bench, shapes, generation, steps with device commands, checks.
+    """Yield the plan's lines: bench, shapes, what generates and trains, steps, checks.
 
     Commands are shown from an empty map; on the bench only the difference to what is found is sent.
     """
@@ -43,8 +47,10 @@ def tell_plan(
             yield f"  {a}-{b} stays electrical: no switch has a free uplink of both"
     if generation is not None:
         yield from tell_generation(generation, scenario)
+    if training is not None:
+        yield from tell_training(training)
     yield "custody   snapshot " + (", ".join(topology.switches) or "nothing: no switches")
-    yield from _steps(bench, topology, scenario, plans)
+    yield from _steps(bench, topology, scenario, plans, generation=generation, training=training)
     restored = "every switch to its snapshot, verified by read-back"
     yield "restore   " + (restored if topology.switches else "nothing: no switches")
     for check in scenario.checks:
@@ -53,7 +59,13 @@ def tell_plan(
 
 
 def _steps(
-    bench: Bench, topology: Topology, scenario: Scenario, plans: Mapping[str, Plan]
+    bench: Bench,
+    topology: Topology,
+    scenario: Scenario,
+    plans: Mapping[str, Plan],
+    *,
+    generation: GenerationAsked | None,
+    training: TrainingAsked | None,
 ) -> Iterator[str]:
     """Yield each step, with what it sends from the circuits that are lit by then."""
     lit: frozenset[Link] = frozenset()
@@ -71,6 +83,8 @@ def _steps(
             lit = plans[step.shapes[(step.count - 1) % len(step.shapes)]].links
         elif isinstance(step, Generate):
             yield from tell_step(step)
+        elif isinstance(step, Rl) and generation is not None and training is not None:
+            yield from tell_loop(step, generation, training)
 
 
 def _census(topology: Topology) -> str:
@@ -84,7 +98,7 @@ def _links(links: frozenset[Link]) -> str:
     return ", ".join(str(link) for link in sorted(links)) or "no circuit"
 
 
-def _title(step: Collectives | Shift | Reconfigure | Generate) -> str:
+def _title(step: Collectives | Shift | Reconfigure | Generate | Rl) -> str:
     match step:
         case Collectives():
             sizes, ops = ", ".join(step.sizes), ", ".join(step.ops)
@@ -97,6 +111,8 @@ def _title(step: Collectives | Shift | Reconfigure | Generate) -> str:
             return f"reconfigure: {step.count} times through {shapes}, {mode} {step.op} {step.size}"
         case Generate():
             return f"generate: {requests_of(step)}"
+        case Rl():
+            return f"rl: {loop_of(step)}"
 
 
 def _change(

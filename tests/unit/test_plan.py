@@ -80,3 +80,74 @@ layouts = ["2xTP2"]
 '''
     )
     return path
+
+
+def training(folder: Path, *changes: tuple[str, str]) -> Path:
+    """A scenario that trains on a bench of its own, both written with these changes."""
+    (folder / "bench.toml").write_text(
+        'name = "pods"\nworld = "emulated"\nlauncher = "namespaces"\n[tors.r0]\nuplinks = 0\n'
+        '[nodes.t0]\ntor = "r0"\nemulated_gpus = 2\n[nodes.t1]\ntor = "r0"\nemulated_gpus = 4\n'
+        + "".join(
+            f'[nodes.g{i}]\ntor = "r0"\npod = "generate"\nemulated_gpus = 2\n' for i in range(4)
+        )
+    )
+    text = f'''question = "?"
+bench = "bench.toml"
+[generation]
+layout = "8xTP1"
+workload = "{SCENARIOS / "workloads/short.toml"}"
+profile = "{SCENARIOS / "profiles/qwen2.5-14b-h800.toml"}"
+speed = 20.0
+[training]
+layout = "DP2TP2"
+[[steps]]
+do = "rl"
+policies = ["static:4xTP1+2xTP2", "orchestrl"]
+sync_faults = ["", "noop"]
+'''
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    path = folder / "scenario.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_plan_of_a_loop_shows_who_trains_under_which_policies(tmp_path: Path) -> None:
+    lines = plan_text(training(tmp_path), None).splitlines()
+    (trainer,) = (line for line in lines if line.startswith("train"))
+    assert "takes what Qwen2.5-14B takes on H800 at 40 % of its peak, 20 times as fast" in trainer
+    assert "collectives are real, with 0.1 % of the bytes" in trainer
+    assert "  DP2TP2: t0 ranks 0-1; t1 ranks 2-3" in lines
+    step = next(i for i, line in enumerate(lines) if line.startswith("step 0"))
+    said = "4 steps of all prompts, samples up to 1 version old, under each of 2 policies"
+    assert lines[step] == f"step 0    rl: {said}"
+    told = {line.split(":")[0].strip(): line for line in lines[step + 1 : step + 8]}
+    placed = "4xTP1+2xTP2: g0 GPUs 0-1; g1 GPUs 0-1; g2 GPUs 0 | 1; g3 GPUs 0 | 1; requests get an"
+    assert placed in told["static"]
+    assert told["orchestrl"].endswith("where there is room; layouts are planned; requests move")
+    assert "t0 > g0 > g1 > g2 > g3, in buckets of 4MiB, up to 3 attempts" in told["weights"]
+    assert "looks every 2 s; switches by rebuild where that saves 5 %" in told["planner"]
+    assert told["balancer"].endswith("looks every 250 ms; moves up to 2 requests a second")
+    assert told["fault"].endswith("the sync after step 1 is made to be a noop")
+
+
+def test_the_plan_of_a_loop_leaves_out_what_no_policy_does(tmp_path: Path) -> None:
+    path = training(tmp_path, (', "orchestrl"]', ', "oracle"]\nsync = "tree"'))
+    text = plan_text(path, None)
+    assert "weights: t0 > g0; g0 > g1, g2; g1 > g3, in" in text
+    assert "; it is told how long responses will be" in text
+    alone = plan_text(training(tmp_path, (', "orchestrl"]', "]")), None)
+    assert "under 1 policy" in alone
+    assert "planner" not in alone
+    assert "balancer" not in alone
+
+
+def test_the_plan_of_real_training_says_so(tmp_path: Path) -> None:
+    real = (
+        ("[training]\n", '[training]\nmode = "real"\n'),
+        ("[generation]\n", '[generation]\nengine = "vllm"\n'),
+        ("speed = 20.0", "temperature = 1.0"),
+    )
+    text = plan_text(training(tmp_path, *real), None)
+    assert "train     real, of the tiny model that vLLM makes: its rewards are real" in text

@@ -36,7 +36,7 @@ def tell_generation(asked: GenerationAsked, scenario: Scenario) -> Iterator[str]
     for layout in _layouts(asked, scenario):
         first = ", up first" if layout == asked.layout else ""
         built = ", built beforehand" if layout in asked.pool else ""
-        yield f"  {layout}{first}{built}: {_placed(place(layout, asked.gpus_of))}"
+        yield f"  {layout}{first}{built}: {placed_text(place(layout, asked.gpus_of))}"
         yield from _room(asked, layout)
 
 
@@ -88,7 +88,7 @@ def _layouts(asked: GenerationAsked, scenario: Scenario) -> Iterator[Layout]:
     yield from dict.fromkeys([asked.layout, *asked.pool, *named])
 
 
-def _placed(placed: dict[str, tuple[Instance, ...]]) -> str:
+def placed_text(placed: dict[str, tuple[Instance, ...]]) -> str:
     """Write instances by node: ``g0 GPUs 0-1 and 2-3``."""
     return "; ".join(
         f"{node} GPUs {' | '.join(one.name.removeprefix(f'{node}:') for one in instances)}"
