@@ -264,6 +264,7 @@ class Delivery(threading.Thread):
     def _send(self, line: socket.socket) -> None:
         passage, offer = self._passage, self._passage.offer
         say(line, offer)
+        over = False
         for bucket in range(offer.buckets):
             crc = passage.await_verified(bucket)
             self.begin_ns = self.begin_ns or time.monotonic_ns()
@@ -272,9 +273,9 @@ class Delivery(threading.Thread):
             if line.sendfile(passage.file, begins, length) != length:
                 raise Cut("the file became shorter")
             for word in words_so_far(line):
-                self._heard(word)
-        while not self._heard(await_word(line, offer.stall_ns)):
-            pass
+                over = self._heard(word)
+        while not over:
+            over = self._heard(await_word(line, offer.stall_ns))
 
     def _heard(self, word: Word) -> bool:
         """Take a word of the child; return whether it was its last. Raises `Cut` if it failed."""
