@@ -137,19 +137,21 @@ UNIT_OF = {
     "%": "pct",
     "dB": "db",
     "dBm": "dbm",
+    "1/s": "per_s",
 }
 """How a unit of a document is spelt at the end of its field's name, where not as it is."""
 BARE_NUMBERS = words(
-    "after at_least at_most averaging batch batch_max baud blocks bytes_scale cached count"
+    "after at_least at_most averaging batch batch_max baud blocks bytes_scale cached clip count"
     " cut_reply die_on_command dp emulated_gpus ep epoch exit_code expert_intermediate experts"
-    " experts_per_token found generation gpu gpus growth_per_step head_dim heads hidden"
-    " in_flight_max instances intermediate iteration iterations joined_beat kv_blocks"
-    " kv_blocks_used kv_heads last layers lose_reply max migrations min n oversubscription p50"
-    " p95 p99 pid place plus_minus port ports power_averaging pp preemptions prefilling prompt"
-    " prompts rank re repeats requests_max rotate running sample samples seed seq sequences_max"
-    " sibling_correlation skipped start step steps t1 t2 t3 t4 tp turn_correlation uplinks upto v"
-    " value version version_first version_last vocab waiting warmup workload_step world_size"
-    " wrong"
+    " experts_per_token flops_share found generation gpu gpus growth_per_step head_dim heads"
+    " hidden in_flight_max index instances intermediate iteration iterations joined_beat"
+    " kv_blocks kv_blocks_used kv_heads last layers learning_rate lose_reply max migrations min"
+    " moves_per_s_max n oversubscription p50 p95 p99 pid place plus_minus port ports"
+    " power_averaging pp preemptions prefilling prompt prompts prompts_per_step rank re repeat"
+    " repeats requests_max reward rotate running sample samples seed seq sequences_max"
+    " sibling_correlation skipped speed staleness_max start stayed step steps sync_retries t1 t2"
+    " t3 t4 temperature tp turn_correlation uplinks upto v value version version_first"
+    " version_last vocab waiting warmup workload_step world_size wrong"
 )
 """Counts, ids and settings that have no unit. A quantity does not belong here: name its unit."""
 SCHEMAS = (

@@ -145,9 +145,9 @@ class Generate(Strict, frozen=True, kw_only=True, tag_field="do", tag="generate"
 class Training(Strict, frozen=True, kw_only=True):
     """What trains, and on which data, tensor, pipeline and expert parallel degrees.
 
-    `paced`: real collectives with `bytes_scale` of the bytes of the profile's model; computing takes
-    the time that its GPU needs at `flops_share` of its peak. `real`: a small decoder, the one that
-    the engine `vllm` makes itself (`model` = ""), learns the `task` by GRPO. Every node of a
+    `paced`: real collectives with `bytes_scale` of the bytes of the profile's model; computing
+    takes the time that its GPU needs at `flops_share` of its peak. `real`: a small decoder, the one
+    that the engine `vllm` makes itself (`model` = ""), learns the `task` by GRPO. Every node of a
     ``train`` pod takes part, or those of `nodes`, with one rank per GPU (or one on a node without).
     """
 
