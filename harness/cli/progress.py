@@ -156,6 +156,47 @@ def _given_up(data: Data, _: Units) -> str:
     return f"{data['instance']}: {data['reason']}; {data['requests']} requests go elsewhere"
 
 
+def _rl_step(data: Data, _: Units) -> str:
+    ages = "/".join(map(str, data["staleness"]))
+    reward = "" if data["reward"] is None else f", reward {data['reward']:.3f}"
+    return (
+        f"{data['policy']} #{data['index'] + 1}: {data['samples']} samples, {data['tokens']:,}"
+        f" tokens in {data['step_s']:.1f} s (batch {data['batch_s']:.1f}, trained in"
+        f" {data['train_s']:.1f}), by age {ages}{reward}"
+    )
+
+
+def _rl(data: Data, _: Units) -> str:
+    speed = data["samples_per_s"]
+    switches = (f"{data[f'switches_{what}']} {what}" for what in ("taken", "refused", "wasted"))
+    return (
+        f"{data['policy']}: {data['samples']} samples in {data['took_s']:.1f} s:"
+        f" {'-' if speed is None else f'{speed:.3g}'} samples/s; switches: {', '.join(switches)};"
+        f" {data['moves']} moves"
+    )
+
+
+def _planned(data: Data, _: Units) -> str:
+    """Tell what changes something; what was refused, and why, is in the report."""
+    if data["outcome"] not in ("taken", "failed"):
+        return ""
+    return f"{data['layout']} -> {data['best']}: {data['outcome']}, {data['reason']}"
+
+
+def _sync(data: Data, _: Units) -> str:
+    way = f"weights {data['version']} to {data['receivers']} nodes by {data['path']}"
+    if data["outcome"] == "failed":
+        return f"{way}: attempt {data['attempt'] + 1} failed, {data['error']}"
+    parts = [
+        f"{part} {data[f'{part}_s']:.3f}"
+        for part in ("gather", "rpc", "wire", "load")
+        if data[f"{part}_s"] is not None
+    ]
+    noop = ", never loaded: a fault that was asked for" if data["outcome"] == "noop" else ""
+    sent = f"{data['bytes'] / 1e6:,.1f} MB in {data['total_s']:.3f} s"
+    return f"{way}: {sent} ({', '.join(parts)}){noop}"
+
+
 def _untold(data: Data, units: Units) -> str:
     """Tell nothing: there are many of these, and the report has what they come to."""
     del data, units
@@ -218,5 +259,12 @@ TELL: Mapping[str, Callable[[Data, Units], str]] = {
     "migration": _migration,
     "generated": _generated,
     "given_up": _given_up,
+    "rl": _rl,
+    "rl_step": _rl_step,
+    "pool": _untold,
+    "planned": _planned,
+    "forecast": _untold,
+    "sync": _sync,
+    "phase": _untold,
 }
 """How the events of a stream are told; streams that are not listed are told `plainly`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.cli.progress import Progress
 from harness.model.documents import SCHEMA, Event, RunSummary, Start
 from harness.model.metrics import metric_problem
 from harness.model.scenario import Check
@@ -156,6 +158,45 @@ def summary(events: list[Event]) -> RunSummary:
 
 def sections(events: list[Event]) -> dict[str, Section]:
     return {section.title: section for section in rl_sections(summary(events))}
+
+
+def line(one: Event) -> str:
+    out = io.StringIO()
+    Progress(out)(one)
+    return out.getvalue().rstrip("\n").partition(" s  ")[2]
+
+
+# -- as it happens -----------------------------------------------------------------------------
+
+
+def test_steps_loops_and_syncs_are_one_line_each() -> None:
+    assert line(step_row("orchestrl", 0, 3, 0.0, reward=0.25)) == (
+        "rl_step     orchestrl #4: 32 samples, 32,000 tokens in 13.0 s (batch 10.0, trained in"
+        " 2.0), by age 8/24, reward 0.250"
+    )
+    assert line(loop_row("orchestrl", 0, 0, 4.0)) == (
+        "rl          orchestrl: 64 samples in 16.0 s: 4 samples/s; switches: 1 taken, 2 refused,"
+        " 0 wasted; 3 moves"
+    )
+    assert line(sync()) == (
+        "sync        weights 1 to 2 nodes by chain: 3,000.0 MB in 2.510 s (gather 0.200, rpc 0.010,"
+        " wire 2.000, load 0.300)"
+    )
+    assert line(sync("failed", error="g1 is gone")).endswith("chain: attempt 1 failed, g1 is gone")
+    assert line(sync("noop")).endswith("never loaded: a fault that was asked for")
+
+
+def test_of_what_is_seen_again_and_again_only_changes_are_told() -> None:
+    assert line(planned("orchestrl", 1.0, "taken")) == (
+        "planned     8xTP1 -> 2xTP4: taken, saves 1.0 s, costs 2.0 s"
+    )
+    for quiet in (
+        planned("orchestrl", 1.0, "refused"),
+        forecast("orchestrl", 1, 1),
+        phase("t0", 0, 100, 5.0),
+        pool_rows("orchestrl", 0, 0.0)[0],
+    ):
+        assert line(quiet) == ""
 
 
 # -- metrics -----------------------------------------------------------------------------------
