@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.processes import start_ticks
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - the folder in it has a random name and mode 0700
-_NAME = re.compile(r"harness-weights-(\d+)-(\d+)-\w+", re.ASCII)
+_NAME = re.compile(r"harness-trained-(\d+)-(\d+)-\w+", re.ASCII)
 _KEPT = 2
 
 
@@ -29,7 +29,7 @@ class Folder:
         """Return where the file of a version belongs."""
         if self._path is None:
             sweep(self._memory)
-            prefix = f"harness-weights-{os.getpid()}-{start_ticks(os.getpid())}-"
+            prefix = f"harness-trained-{os.getpid()}-{start_ticks(os.getpid())}-"
             self._path = Path(tempfile.mkdtemp(prefix=prefix, dir=self._memory))
         return self._path / f"{version}.safetensors"
 
@@ -50,7 +50,7 @@ class Folder:
 
 def sweep(memory: Path = MEMORY) -> None:
     """Delete what agents that are gone have left."""
-    for path in memory.glob("harness-weights-*"):
+    for path in memory.glob("harness-trained-*"):
         found = _NAME.fullmatch(path.name)
         if found and start_ticks(int(found[1])) != int(found[2]):
             shutil.rmtree(path, ignore_errors=True)

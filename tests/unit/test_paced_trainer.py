@@ -84,7 +84,7 @@ def test_the_peak_of_the_profile_is_needed() -> None:
     spec = TrainerSpec(mode="paced", degrees=Degrees(), flops_share=0.5, speed=2.0)
     assert flops_per_s(spec, PROFILE) == pytest.approx(989.4e12)
     unknown = replace(PROFILE, gpu=replace(PROFILE.gpu, peak_tflop_per_s=None))
-    with pytest.raises(UsageError, match="no gpu.peak_tflop_per_s to train by"):
+    with pytest.raises(UsageError, match="peak_tflop_per_s"):
         flops_per_s(spec, unknown)
 
 
@@ -141,11 +141,11 @@ def test_the_last_two_versions_are_kept(tmp_path: Path) -> None:
 
 
 def test_what_a_gone_agent_has_left_is_deleted(tmp_path: Path) -> None:
-    own = f"harness-weights-{os.getpid()}-{start_ticks(os.getpid())}-aa"
-    for name in (own, f"harness-weights-{os.getpid()}-1-bb", "harness-weights-of-others"):
+    own = f"harness-trained-{os.getpid()}-{start_ticks(os.getpid())}-aa"
+    for name in (own, f"harness-trained-{os.getpid()}-1-bb", "harness-trained-of-others"):
         (tmp_path / name).mkdir()
     sweep(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {own, "harness-weights-of-others"}
+    assert {path.name for path in tmp_path.iterdir()} == {own, "harness-trained-of-others"}
 
 
 def test_a_file_is_measured_as_it_lies_there(tmp_path: Path) -> None:
