@@ -264,6 +264,12 @@ class Fleet:
             for place in places:
                 place.loading, place.life = False, None
 
+    def give_up(self, names: Iterable[str], reason: str) -> None:
+        """Take instances for dead: their requests go elsewhere, and they are started anew."""
+        for name in names:
+            if (place := self.places.get(name)) is not None:
+                self._keeper.give_up(place, reason)
+
     # -- requests -----------------------------------------------------------------------
 
     def accept(self, names: Iterable[str]) -> None:

@@ -213,7 +213,8 @@ class Loop:
         assignment = {}
         if self.policy.routing == "assigned":
             view, _ = self.pilot.view()
-            assignment = assign(view, [request.id for request in requests])
+            if view.instances:
+                assignment = assign(view, [request.id for request in requests])
         self.fleet.add(requests, assignment)
         entries = self.fleet.ledger.entries
         self.open |= {request.id: entries[request.id] for request in requests}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.errors import UsageError
+from harness.errors import StepFailed, UsageError
 from harness.model.layout import Mix
 from harness.model.scenario import Generate, Rl
 from harness.run.generation.fleet import Fleet
@@ -139,11 +139,16 @@ class Pilot:
             self._tell_plan(view, decided, outcome, solve_ms)
 
     async def bring_up(self, wanted: Mix) -> None:
-        """Bring a layout up that was not planned: a static one. Raises `UsageError`."""
-        if str(self.fleet.layout) != str(wanted):
-            made = await self._switch(wanted)
-            if made.outcome != "switched":
-                raise UsageError(f"{wanted} could not be brought up: {made.error}")
+        """Bring a layout up that was not planned: a static one.
+
+        Raises `UsageError` where it was refused, `StepFailed` where it could not be brought up.
+        """
+        if str(self.fleet.layout) == str(wanted):
+            return
+        made = await self._switch(wanted)
+        if made.outcome != "switched":
+            text = f"{wanted} could not be brought up: {made.error}"
+            raise UsageError(text) if made.outcome == "refused" else StepFailed(text)
 
     async def _switch(self, wanted: Mix) -> Made:
         made = await self.switches.make(wanted)

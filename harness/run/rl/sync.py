@@ -8,7 +8,8 @@ left. Whatever is built from now on is built with the new weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -17,6 +18,7 @@ from harness.errors import AgentLost, StepFailed
 from harness.model.scenario import Rl
 from harness.model.sizes import parse_size
 from harness.run.generation.fleet import Fleet
+from harness.run.generation.places import by_node
 from harness.run.rl.trainees import Trainees
 from harness.run.session import MESSAGE_NS, Session
 from harness.tasks import beside, together
@@ -93,7 +95,6 @@ class Syncs:
     policy: str = ""
     base: int = 0
     """What engines call version 0 of this loop: for them, versions never go back."""
-    seconds: list[float] = field(default_factory=list)
     _listens: dict[str, str] = field(default_factory=dict)
     _count: int = 0
     _paths: dict[str, str] = field(default_factory=dict)
@@ -191,47 +192,73 @@ class Syncs:
         self._paths = {node: answer.path for node, answer in arrived.items()}
 
     async def _load(self, made: Synced, *, noop: bool) -> None:
-        """Have every engine load the file, by the way that `across_sync` says."""
-        fleet = self.fleet
-        begin_ns = self._now()
+        """Have every engine load the file, by the way that `across_sync` says.
+
+        An engine that fails to has no weights that anybody knows: it is given up, and started anew
+        with the new ones like any other that is built from now on.
+        """
+        fleet, begin_ns = self.fleet, self._now()
         async with fleet.changing:
-            fleet.version = made.version
             self._first = self._first or dict(self._paths)
+            fleet.version = made.version
             fleet.sources = dict(self._first if noop else self._paths)
-            if self.step.across_sync == "finish":
-                spans = await together(self._load_drained([name]) for name in list(fleet.places))
-            else:
-                drop_kv = self.step.across_sync == "recompute"
-                spans = [await self._load_now(list(fleet.places), drop_kv=drop_kv)]
-            if self._lacking():
-                raise StepFailed(f"{', '.join(self._lacking())}: has not got weights")
-        took_s = (self._now() - begin_ns) / NS_PER_S
-        made.load_s = max(spans, default=0.0)
-        made.rpc_s += max(0.0, took_s - made.load_s)
+            if lacking := self._lacking():
+                raise StepFailed(f"{', '.join(lacking)}: the file did not get to their node")
+            places = by_node(place for place in fleet.places.values() if not place.dead)
+            took_s = await together(self._load_node(there) for there in places.values())
+        made.load_s = max(took_s, default=0.0)
+        made.rpc_s += max(0.0, (self._now() - begin_ns) / NS_PER_S - made.load_s)
         made.outcome = "noop" if noop else "synced"
-        self.seconds.append((self._now() - made.begin_ns) / NS_PER_S)
         await self._forget(made)
 
-    async def _load_drained(self, names: list[str]) -> float:
-        """Let what runs end under the old weights first, then load. Returns how long it loaded."""
-        fleet, timeout_ns = self.fleet, round(self.step.stage_timeout_s * NS_PER_S)
-        names = [name for name in names if name in fleet.places and not fleet.places[name].dead]
-        if not names:
-            return 0.0
-        await fleet.admission(names, allowed=False, timeout_ns=timeout_ns)
-        if not await fleet.drained(names, timeout_ns):
-            text = f"requests still run after {self.step.stage_timeout_s:g} s"
-            raise StepFailed(f"{', '.join(names)}: {text}, and weights wait for their end")
-        took_s = await self._load_now(names, drop_kv=True)
-        await fleet.admission(
-            [name for name in names if name in fleet.places], allowed=True, timeout_ns=timeout_ns
-        )
-        return took_s
+    async def _load_node(self, names: Sequence[str]) -> float:
+        """Give a node's engines the weights: all at once, or each as soon as it is empty.
 
-    async def _load_now(self, names: Iterable[str], *, drop_kv: bool) -> float:
-        timeout_ns = round(self.step.stage_timeout_s * NS_PER_S)
-        answers = await self.fleet.update_weights(names, drop_kv=drop_kv, timeout_ns=timeout_ns)
+        Returns the longest that one took.
+        """
+        if self.step.across_sync != "finish":
+            return await self._load_these(names)
+        one_at_a_time = asyncio.Lock()  # a node changes one thing at a time
+
+        async def drained(name: str) -> float:
+            if not await self._empty(name):
+                return 0.0
+            async with one_at_a_time:
+                return await self._load_these([name])
+
+        return max(await together(map(drained, names)), default=0.0)
+
+    async def _empty(self, name: str) -> bool:
+        """Let what runs in an engine end under the old weights; whether it did."""
+        fleet, timeout_ns = self.fleet, round(self.step.stage_timeout_s * NS_PER_S)
+        reason = f"requests still run after {self.step.stage_timeout_s:g} s, and weights wait"
+        try:
+            await fleet.admission(self._alive([name]), allowed=False, timeout_ns=timeout_ns)
+            if await fleet.drained(self._alive([name]), timeout_ns):
+                return True
+        except (StepFailed, AgentLost) as error:
+            reason = str(error)
+        fleet.give_up([name], reason)
+        return False
+
+    async def _load_these(self, names: Sequence[str]) -> float:
+        """Give engines of one node the weights; those that fail are given up."""
+        fleet, timeout_ns = self.fleet, round(self.step.stage_timeout_s * NS_PER_S)
+        drop_kv = self.step.across_sync != "continue"
+        try:
+            answers = await fleet.update_weights(
+                self._alive(names), drop_kv=drop_kv, timeout_ns=timeout_ns
+            )
+            if self.step.across_sync == "finish":
+                await fleet.admission(self._alive(names), allowed=True, timeout_ns=timeout_ns)
+        except (StepFailed, AgentLost) as error:
+            fleet.give_up(names, f"it could not be given weights {fleet.version}: {error}")
+            return 0.0
         return _longest_s({node: answer.spans for node, answer in answers.items()})
+
+    def _alive(self, names: Sequence[str]) -> list[str]:
+        places = self.fleet.places
+        return [name for name in names if name in places and not places[name].dead]
 
     async def _forget(self, made: Synced) -> None:
         """Let nodes delete what no engine will ask for again."""
