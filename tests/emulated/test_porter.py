@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -247,26 +248,32 @@ def test_what_is_corrupted_on_the_way_is_told_by_bucket_and_not_kept(tmp_path: P
 
 
 @contextmanager
-def meddler(listen: str, corrupt_at: int) -> Iterator[str]:
-    """Stand between two porters, and turn one byte of what goes forth."""
+def meddler(listen: str, *, corrupt_at: int = -1, stop_at: int = 1 << 40) -> Iterator[str]:
+    """Stand between two porters: turn one byte of what goes forth, let only so much of it pass."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def pump(source: socket.socket, target: socket.socket, turn_at: int) -> None:
+        def back(beyond: socket.socket, line: socket.socket) -> None:
+            while data := quietly(beyond.recv, 1 << 16):
+                quietly(line.sendall, data)
+            quietly(line.shutdown, socket.SHUT_RDWR)
+
+        def forth(line: socket.socket, beyond: socket.socket) -> None:
             done = 0
-            with source, target:
-                while data := bytearray(quietly(source.recv, 1 << 16) or b""):
-                    if done <= turn_at < done + len(data):
-                        data[turn_at - done] ^= 1
-                    done += len(data)
-                    quietly(target.sendall, data)
+            while data := bytearray(quietly(line.recv, min(1 << 16, stop_at - done)) or b""):
+                if done <= corrupt_at < done + len(data):
+                    data[corrupt_at - done] ^= 1
+                done += len(data)
+                quietly(beyond.sendall, data)
+            if done < stop_at:
+                quietly(beyond.shutdown, socket.SHUT_WR)
 
         def meddle() -> None:
             line, _ = server.accept()
-            beyond = connect(listen)
-            back = threading.Thread(target=pump, args=(beyond.dup(), line.dup(), -1), daemon=True)
-            back.start()
-            pump(line, beyond, corrupt_at)
-            back.join()
+            with line, connect(listen) as beyond:
+                answers = threading.Thread(target=back, args=(beyond, line), daemon=True)
+                answers.start()
+                forth(line, beyond)
+                answers.join()
 
         thread = threading.Thread(target=meddle, daemon=True)
         thread.start()
@@ -295,21 +302,22 @@ async def one_more(source: Node, receiver: Node, path: Path, version: int = 1) -
 def test_a_receiver_killed_in_the_middle_is_named_and_the_others_get_all(tmp_path: Path) -> None:
     async def test() -> None:
         async with nodes(tmp_path, 4) as (source, killed, other, below):
-            path = file_of(tmp_path, 400 * BUCKET)
+            path = file_of(tmp_path, 9 * BUCKET)
             waits = asyncio.create_task(killed.say(expecting(below.listen)))
             others = asyncio.create_task(other.say(expecting()))
             belows = asyncio.create_task(below.say(expecting()))
-            sends = asyncio.create_task(source.say(sending(path, killed.listen, other.listen)))
-            while not any(name.endswith(".part") for name in below.files()):
-                assert not belows.done()
-                await asyncio.sleep(0)
-            os.kill(killed.pid, signal.SIGKILL)
-            sent = await sends
+            with meddler(killed.listen, stop_at=5 * BUCKET + 5000) as between:
+                sends = asyncio.create_task(source.say(sending(path, between, other.listen)))
+                while not any(name.endswith(".part") for name in below.files()):
+                    assert not belows.done()
+                    await asyncio.sleep(0.005)
+                os.kill(killed.pid, signal.SIGKILL)
+                sent = await sends
             assert isinstance(sent, Failure)
             assert sent.error == "ChildLost"
-            assert killed.listen in sent.text
+            assert f"{between}: " in sent.text
             assert other.listen not in sent.text
-            assert "of 400 buckets" in sent.text
+            assert re.search(r"it had [0-5] of 9 buckets", sent.text)
             intact(await others, path)
             died = await waits
             assert isinstance(died, Failure)
