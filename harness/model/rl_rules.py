@@ -221,10 +221,11 @@ def _requests(where: str, step: Rl, training: Training, replay: Replay) -> Itera
         yield f"{where}: the workload has no requests"
         return
     fewest = min(prompts, key=lambda number: prompts[number])
-    if step.prompts_per_step > prompts[fewest]:
+    wanted = step.prompts_per_step or prompts[min(prompts)]
+    if wanted > prompts[fewest]:
         yield (
-            f"{where}.prompts_per_step: step {fewest} of the workload has {prompts[fewest]} "
-            "prompts; ask for no more, or 0 for all"
+            f"{where}.prompts_per_step: a batch of {wanted} is asked for, and step {fewest} of the "
+            f"workload has {prompts[fewest]} prompts; ask for no more"
         )
     if training.mode != "real":
         return

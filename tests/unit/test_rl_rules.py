@@ -128,7 +128,7 @@ def test_sound_scenarios_have_no_problem(tmp_path: Path) -> None:
         ("steps = 4", 'sync_faults = ["", "", "", "", "noop"]', "sync_faults: 5 faults for 4 st"),
         ("staleness_max = 1", "staleness_max = -1", "steps[0].staleness_max: expected 0 to"),
         ("staleness_max = 1", "stalenes_max = 1", "unknown key; did you mean 'staleness_max'?"),
-        ("staleness_max = 1", "prompts_per_step = 4", "step 0 of the workload has 3 prompts; ask"),
+        ("staleness_max = 1", "prompts_per_step = 4", "a batch of 4 is asked for, and step 0"),
         ("staleness_max = 1", "sync_retries = -1", "steps[0].sync_retries: expected 0 to"),
         ("staleness_max = 1", "replan_s = 0", "steps[0].replan_s: expected more than 0"),
         ("staleness_max = 1", "balance_ms = 0", "steps[0].balance_ms: expected more than 0"),
