@@ -80,8 +80,7 @@ def simulate(
     fleet = Fleet(hardware, compute or hardware.compute())
     pool = _Pool(policy, fleet, settings, cap_tokens, (replan_s, balance_s))
     for number, batch in enumerate(batches):
-        coming = len(batches[number + 1]) if number + 1 < len(batches) else 0
-        pool.generate(batch, number, coming)
+        pool.generate(batch, number)
     return Result(
         batch_s=tuple(pool.batch_s),
         tokens=fleet.tokens,
@@ -104,7 +103,7 @@ class _Pool:
         every_s: tuple[float, float],
     ) -> None:
         self._policy, self._fleet, self._settings = policy, fleet, settings
-        self._cap_tokens, self._coming = cap_tokens, 0
+        self._cap_tokens = cap_tokens
         replan_s, balance_s = every_s
         self._replan_ns = round(replan_s * NS_PER_S) if policy.plans else FOREVER_NS
         self._balance_ns = round(balance_s * NS_PER_S) if policy.balances else FOREVER_NS
@@ -116,9 +115,9 @@ class _Pool:
         self.layouts: list[tuple[float, Mix]] = []
         self.looks: list[Looked] = []
 
-    def generate(self, batch: Sequence[ReplayRequest], number: int, coming: int) -> None:
+    def generate(self, batch: Sequence[ReplayRequest], number: int) -> None:
         """Generate one batch, to the end of its last request."""
-        fleet, began_ns, self._coming = self._fleet, self._fleet.now_ns, coming
+        fleet, began_ns = self._fleet, self._fleet.now_ns
         self._begin(batch, number)
         replan_ns, balance_ns = began_ns + self._replan_ns, began_ns + self._balance_ns
         while fleet.jobs:
@@ -143,12 +142,12 @@ class _Pool:
         fleet.add(batch, number)
         if self._layout is None:
             self._start(number)
+        elif self._policy.plans:
+            self._replan(number, must=True)  # nobody runs: a switch is in nobody's way
         view = self._view()
         fleet.order(order(view))
         if self._policy.routing == "assigned":
             fleet.assign(assign(view, view.requests.ids))
-        if number and self._policy.plans:
-            self._replan(number)
         fleet.dispatch()
 
     def _start(self, number: int) -> None:
@@ -156,7 +155,9 @@ class _Pool:
         policy, first = self._policy, self._policy.first
         hardware = self._fleet.hardware
         if first is None and policy.plans:
-            first = self._look(number, must=True).wanted
+            plan = self._look(number, must=True)
+            first = plan.wanted
+            self._fleet.assign(plan.assignment)
         elif first is None and policy.balances:
             first = smallest(self._fleet.compute, hardware.gpus_of)
         if first is None:
@@ -169,12 +170,12 @@ class _Pool:
 
     # -- the slow loop ------------------------------------------------------------------------
 
-    def _replan(self, number: int) -> None:
+    def _replan(self, number: int, *, must: bool = False) -> None:
         """Let the planner look, and do what it decides."""
         self._fleet.settle()
         if self._change or not self._fleet.jobs:
             return
-        plan = self._look(number)
+        plan = self._look(number, must=must)
         self._fleet.assign(plan.assignment)
         if plan.wanted is not None:
             self._switch(plan.wanted)
@@ -226,7 +227,6 @@ class _Pool:
         return replace(
             self._fleet.view(self._cap_tokens, truth=self._policy.knows),
             layout=self._layout,
-            coming=self._coming,
             switched_s=self.layouts[-1][0] if len(self.layouts) > 1 else None,
             changing=self._change is not None,
         )

@@ -2,21 +2,25 @@
 
 When an instance ends follows from sums over its requests, as its step time is nearly a line in
 batch and KV: with L steps to come, S tokens to produce and Q tokens of context to read meanwhile,
-``L * t(S / L) + Q * t_kv``. L is its longest request, or S over the sequences that it can run at
-once where seats or KV make others wait (queue length, KV headroom). One that lately yielded less
-than it should (service rate) is taken to go on so.
+``L * t(S / L, Q / L)``. L is its longest request, or S over the sequences that it can run at once
+where seats or KV make others wait (queue length, KV headroom). One that lately yielded less than it
+should (service rate) is taken to go on so.
 
-A request moves if of the two instances the later one then ends sooner, by more than the move's cost
-and a margin of the time left; and only to where a seat is free, and KV for what it is expected to
-become. Each move lowers the later end of a pair, so in a pool that stands still moves come to an
-end; and a forecast that wavers sends nobody back: a request does not return to an instance that it
-left, as long as `View.moved` tells of it. Times in s, lengths in tokens.
+Some requests of that instance go to one other, at the rate that is allowed, if of the two the later
+one then ends sooner: by more than their moves cost and a margin of the time left. There must be
+seats for them, and KV for what they are expected to become. It is the first few of a shift that are
+told, the rest again at the next look: of three that are equally long, moving one gains nothing yet.
+
+In a pool that stands still, moves come to an end, and a forecast that wavers sends nobody back: a
+request does not return to an instance that it left, as long as `View.moved` tells of it. Times in
+s, lengths in tokens.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +34,12 @@ MoveS = Callable[[str, str, int], float]
 """``(source, target, context)`` -> what a move costs: by KV or computed anew, the cheaper way."""
 
 MARGIN = 0.02
-"""Of the time left at the later of two instances: what a move must save beyond its cost."""
-LOOKED_AT = 8
-"""Requests for which a target is sought: the longest of an instance, and those that weigh least."""
+"""Of the time left at the instance that ends last: what a shift must save beyond its cost."""
+SHIFTED_MAX = 16
+"""Requests of a shift, at most."""
 TINY = 1e-9
 """Instead of 0, by which nothing can be divided."""
-SLOW, SLOWEST = 0.8, 4.0
+SLOW, SLOWEST = 0.7, 4.0
 """An instance counts as slow below this share of its expected speed; at most so many times."""
 
 
@@ -47,10 +51,13 @@ def balance(
     if not allowed or len(view.instances) < 2 or not len(view.requests):
         return ()
     pool = _Pool(view, forecast, compute)
-    moves: list[Move] = []
-    while len(moves) < allowed and (found := pool.best(move_s, settings.move_rest_s)):
-        moves.append(found)
-    return tuple(moves)
+    source = int(np.argmax(pool.ends))
+    best = pool.shift(source, pool.order(source, settings), move_s)
+    if best.saves_s <= MARGIN * pool.ends[source]:
+        return ()
+    ids, names = view.requests.ids, [instance.name for instance in view.instances]
+    told = best.rows[:allowed].tolist()
+    return tuple(Move(ids[row], names[source], names[best.target], best.saves_s) for row in told)
 
 
 def moves_allowed(view: View, settings: Settings) -> int:
@@ -63,6 +70,14 @@ def moves_allowed(view: View, settings: Settings) -> int:
     return max(0, math.floor(rate * window_s + 1e-9) - lately)
 
 
+class _Shift(NamedTuple):
+    """Requests (rows) that would go to one instance, and what that saves."""
+
+    saves_s: float
+    rows: Ints
+    target: int
+
+
 class _StepTimes:
     """Step times of all instances; a fraction of a sequence costs a fraction."""
 
@@ -71,14 +86,17 @@ class _StepTimes:
         for number, instance in enumerate(instances):
             self._at.setdefault(instance.layout, []).append(number)
         self._costs = {layout: compute.costs(layout) for layout in self._at}
+        self._layouts = [instance.layout for instance in instances]
 
-    def step_s(self, batch: Floats, kv_tokens: Floats) -> Floats:
-        """Return the time of a decode step; the last axis is that of all instances."""
-        if len(self._at) == 1:
-            return _step_s(next(iter(self._costs.values())), batch, kv_tokens)
+    def step_s(self, batch: Floats, kv_tokens: Floats, at: int | None = None) -> Floats:
+        """Return the time of a decode step: at one instance, or all, which are the last axis."""
+        if at is not None or len(self._at) == 1:
+            return _step_s(self._costs[self._layouts[at or 0]], batch, kv_tokens)
         found = np.empty_like(batch)
-        for layout, at in self._at.items():
-            found[..., at] = _step_s(self._costs[layout], batch[..., at], kv_tokens[..., at])
+        for layout, those in self._at.items():
+            found[..., those] = _step_s(
+                self._costs[layout], batch[..., those], kv_tokens[..., those]
+            )
         return found
 
 
@@ -93,7 +111,7 @@ class _Pool:
 
     def __init__(self, view: View, forecast: Forecast, compute: Compute) -> None:
         requests, instances = view.requests, view.instances
-        self.view, self.context, self.at = view, requests.context, requests.at.copy()
+        self.view, self.context, self.at = view, requests.context, requests.at
         self.tokens = np.maximum(forecast.expected, 1.0)
         strays = max(1.0, forecast.longest.mid / float(self.tokens.max()))
         self.reach = np.maximum(
@@ -101,12 +119,16 @@ class _Pool:
         )
         """What a request produces yet if it is the one that strays up: some of many does."""
         self.reads = self.tokens * (requests.context + self.tokens / 2)
-        self.taken = np.zeros(len(requests), dtype=bool)
 
-        self.tokens_at, self.reads_at = self._sum(self.tokens), self._sum(self.reads)
-        self.longest_at = np.zeros(len(instances))
-        placed = self.at >= 0
-        np.maximum.at(self.longest_at, self.at[placed], self.reach[placed])
+        bins = self.at + 1  # what is queued elsewhere falls into the first
+        size = len(instances) + 1
+        self.tokens_at = _added(bins, self.tokens, size)
+        self.reads_at = _added(bins, self.reads, size)
+        longest_at = np.zeros(size)
+        np.maximum.at(longest_at, bins, self.reach)
+        self.longest_at = longest_at[1:]
+        wait = ~requests.running
+        kv_wanted = _added(bins[wait], self.context[wait], size)
         seats, taken, kv, kv_used = np.array(
             [
                 (i.sequences_max, i.running + i.waiting, i.kv_capacity_tokens, i.kv_used_tokens)
@@ -116,127 +138,118 @@ class _Pool:
         ).T
         self.seats, self.kv = seats, kv
         self.seats_free = seats - taken
-        self.kv_free = kv - kv_used - self._sum(np.where(requests.running, 0, self.context))
+        self.kv_free = kv - kv_used - kv_wanted
         self.accepting = np.array([i.accepting for i in instances])
         self.length_max = np.array([i.length_max_tokens for i in instances])
         self.times = _StepTimes(instances, compute)
-        self.slow = _slowness(instances, self.times)
+        fresh = _added(bins, requests.produced == 0, size)
+        self.slow = _slowness(instances, fresh, self.times)
         self.ends = self._ends(self.longest_at, self.tokens_at, self.reads_at)
 
-    def best(self, move_s: MoveS, rest_s: float) -> Move | None:
-        """Find the move that saves most at the instance that ends last, and make it true here."""
-        source = int(np.argmax(self.ends))
-        rows = self._movable(source, rest_s)
+    def order(self, source: int, settings: Settings) -> Ints:
+        """Return the rows at an instance that may move, in the order in which they should.
+
+        The longest first: they decide when it ends. But where some wait without a seat, they are
+        too many, and those go first who need least for what they bring: these, and short contexts.
+        """
+        rows = np.flatnonzero(self.at == source)
+        now_s, ids = self.view.now_s, self.view.requests.ids
+        if resting := {m.id for m in self.view.moved if now_s - m.at_s < settings.move_rest_s}:
+            rows = rows[[ids[row] not in resting for row in rows.tolist()]]
+        runs = self.view.requests.running[rows]
+        if runs.all():
+            return _first(rows, self.reach[rows])
+        return _first(rows, self.tokens[rows] / (1 + self.context[rows] * runs))
+
+    def shift(self, source: int, rows: Ints, move_s: MoveS) -> _Shift:
+        """Return how many of `rows`, in their order, should go where, and what that saves."""
         if not len(rows):
-            return None
-        after_source = self._without(source, rows)
-        after_target = self._with(rows)
-        after_target[~self._feasible(source, rows)] = np.inf
-        targets = np.argmin(after_target, axis=1)
-        later = np.maximum(after_source, after_target[np.arange(len(rows)), targets])
-        name = self.view.instances[source].name
-        best: tuple[float, int, int] = (MARGIN * self.ends[source], -1, -1)
-        for row, target, ends_s in zip(rows.tolist(), targets.tolist(), later, strict=True):
-            saves_s = float(self.ends[source] - ends_s)
-            if saves_s > best[0]:
-                other = self.view.instances[target].name
-                saves_s -= move_s(name, other, int(self.context[row]))
-                best = max(best, (saves_s, row, target))
-        saves_s, row, target = best
-        if row < 0:
-            return None
-        self._move(row, source, target)
-        return Move(self.view.requests.ids[row], name, self.view.instances[target].name, saves_s)
+            return _Shift(0.0, rows, source)
+        ends_s = np.maximum(self._without(source, rows)[:, None], self._with(rows))
+        ends_s[~self._feasible(source, rows)] = np.inf
+        saves_s = self.ends[source] - ends_s
+        target = int(np.argmax(saves_s.max(axis=0)))
+        if saves_s[:, target].max() <= 0:
+            return _Shift(0.0, rows, source)
+        name, other = (self.view.instances[at].name for at in (source, target))
+        costs_s = np.cumsum([move_s(name, other, tokens) for tokens in self.context[rows].tolist()])
+        net_s = saves_s[:, target] - costs_s
+        count = int(np.argmax(net_s))
+        return _Shift(float(net_s[count]), rows[: count + 1], target)
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _sum(self, column: Floats | Ints) -> Floats:
-        """Add up a column by instance; what is queued elsewhere is left out."""
-        sums = np.bincount(self.at + 1, column, minlength=len(self.view.instances) + 1)
-        return sums[1:]
-
-    def _ends(self, longest: Floats, tokens: Floats, reads: Floats) -> Floats:
-        """Return in how many seconds all instances (the last axis) end with so much to do."""
+    def _ends(
+        self, longest: Floats, tokens: Floats, reads: Floats, at: int | None = None
+    ) -> Floats:
+        """Return in how many seconds an instance ends with so much to do, or all (last axis)."""
+        these = slice(None) if at is None else at
         tokens = np.maximum(tokens, TINY)
-        at_once = np.minimum(self.seats, self.kv * tokens / np.maximum(reads, TINY))
+        at_once = np.minimum(self.seats[these], self.kv[these] * tokens / np.maximum(reads, TINY))
         steps = np.maximum(longest, tokens / np.maximum(at_once, 1))
-        step_s = self.times.step_s(np.maximum(tokens / steps, 1), reads / steps)
-        return np.asarray(self.slow * steps * step_s)
-
-    def _movable(self, source: int, rest_s: float) -> Ints:
-        """Return the rows at an instance to be looked at: the longest, and the cheapest to move.
-
-        Cheap is who waits without a seat, and who weighs most for the context that must move.
-        """
-        rows = np.flatnonzero((self.at == source) & ~self.taken)
-        now_s, ids = self.view.now_s, self.view.requests.ids
-        if resting := {m.id for m in self.view.moved if now_s - m.at_s < rest_s}:
-            rows = rows[[ids[row] not in resting for row in rows.tolist()]]
-        if len(rows) <= LOOKED_AT:
-            return rows
-        weight = self.tokens[rows] / (1 + self.context[rows] * self.view.requests.running[rows])
-        first = np.argpartition(-self.reach[rows], LOOKED_AT // 2)[: LOOKED_AT // 2]
-        light = np.argpartition(-weight, LOOKED_AT // 2)[: LOOKED_AT // 2]
-        return rows[np.unique(np.concatenate((first, light)))]
+        step_s = self.times.step_s(np.maximum(tokens / steps, 1), reads / steps, at)
+        return np.asarray(self.slow[these] * steps * step_s)
 
     def _without(self, source: int, rows: Ints) -> Floats:
-        """Return when the source ends without each of `rows`: (rows,)."""
-        reach = np.sort(self.reach[self.at == source])
-        second = reach[-2] if len(reach) > 1 else 0.0
-        sums = np.stack((self.longest_at, self.tokens_at, self.reads_at))
-        after = np.repeat(sums[:, None], len(rows), axis=1)
-        after[0, :, source] = np.where(self.reach[rows] == reach[-1], second, reach[-1])
-        after[1, :, source] -= self.tokens[rows]
-        after[2, :, source] -= self.reads[rows]
-        return self._ends(*after)[:, source]
+        """Return when the source ends without the first, the first two, ... of `rows`: (rows,)."""
+        stays = self.at == source
+        stays[rows] = False
+        after = np.append(self.reach[rows[1:]], self.reach[stays].max(initial=0.0))
+        longest = np.maximum.accumulate(after[::-1])[::-1]
+        tokens = self.tokens_at[source] - np.cumsum(self.tokens[rows])
+        reads = self.reads_at[source] - np.cumsum(self.reads[rows])
+        return self._ends(longest, tokens, reads, source)
 
     def _with(self, rows: Ints) -> Floats:
-        """Return when every instance ends with each of `rows` besides: (rows, instances)."""
+        """Return when every instance ends with the first of `rows`, ... too: (rows, instances)."""
+        longest = np.maximum.accumulate(self.reach[rows])[:, None]
         return self._ends(
-            np.maximum(self.longest_at, self.reach[rows, None]),
-            self.tokens_at + self.tokens[rows, None],
-            self.reads_at + self.reads[rows, None],
+            np.maximum(self.longest_at, longest),
+            self.tokens_at + np.cumsum(self.tokens[rows])[:, None],
+            self.reads_at + np.cumsum(self.reads[rows])[:, None],
         )
 
     def _feasible(self, source: int, rows: Ints) -> NDArray[np.bool_]:
-        """Return which instances could have each of `rows` at once: (rows, instances)."""
-        grown = self.context[rows] + self.tokens[rows]
-        longest = self.context[rows] + self.view.cap_tokens - self.view.requests.produced[rows]
-        able = self.accepting & (self.seats_free >= 1)
-        able = able & (grown[:, None] <= self.kv_free) & (longest[:, None] <= self.length_max)
+        """Return which instances could have the first of `rows`, ... at once: (rows, instances)."""
+        grown = np.cumsum(self.context[rows] + self.tokens[rows])
+        left = self.view.cap_tokens - self.view.requests.produced[rows]
+        longest = np.maximum.accumulate(self.context[rows] + left)
+        seats = np.arange(1, len(rows) + 1)
+        room = (seats[:, None] <= self.seats_free) & (grown[:, None] <= self.kv_free)
+        able: NDArray[np.bool_] = room & self.accepting & (longest[:, None] <= self.length_max)
         able[:, source] = False
         ids = [self.view.requests.ids[row] for row in rows.tolist()]
         names = {instance.name: at for at, instance in enumerate(self.view.instances)}
         for moved in self.view.moved:
             if moved.id in ids and moved.source in names:
-                able[ids.index(moved.id), names[moved.source]] = False
+                able[ids.index(moved.id) :, names[moved.source]] = False
         return able
 
-    def _move(self, row: int, source: int, target: int) -> None:
-        """Make a move true in the sums."""
-        self.at[row], self.taken[row] = target, True
-        for sums, column in ((self.tokens_at, self.tokens), (self.reads_at, self.reads)):
-            sums[source] -= column[row]
-            sums[target] += column[row]
-        self.longest_at[source] = self.reach[self.at == source].max(initial=0.0)
-        self.longest_at[target] = max(self.longest_at[target], self.reach[row])
-        self.seats_free[source] += 1
-        self.seats_free[target] -= 1
-        self.kv_free[source] += self.context[row]
-        self.kv_free[target] -= self.context[row]
-        self.ends = self._ends(self.longest_at, self.tokens_at, self.reads_at)
+
+def _first(rows: Ints, merit: Floats) -> Ints:
+    """Return the rows of most merit, the best first."""
+    if len(rows) > SHIFTED_MAX:
+        best = np.argpartition(-merit, SHIFTED_MAX)[:SHIFTED_MAX]
+        rows, merit = rows[best], merit[best]
+    return rows[np.argsort(-merit, kind="stable")]
 
 
-def _slowness(instances: tuple[Instance, ...], times: _StepTimes) -> Floats:
+def _added(bins: Ints, column: Floats | Ints, size: int) -> Floats:
+    """Add up a column by bin, and leave out the first."""
+    return np.asarray(np.bincount(bins, column, size)[1:], np.float64)
+
+
+def _slowness(instances: tuple[Instance, ...], fresh: Floats, times: _StepTimes) -> Floats:
     """Return by how much each instance is slower than it should be, by what it yields: 1 or more.
 
-    Within the noise of a measurement (`SLOW`), or while nothing is known, it is as fast as said.
+    Within the noise of a measurement (`SLOW`) it is as fast as said; so it is while nothing is
+    known, or some of its requests are `fresh`: then it computes prompts, and yields less for that.
     """
     running, kv_used, yields = np.array(
         [(i.running, i.kv_used_tokens, i.tokens_per_s) for i in instances], dtype=float
     ).T
     batch = np.maximum(running, 1.0)
     step_s = times.step_s(batch, kv_used)
-    known = (yields > 0) & (running > 0)
+    known = (yields > 0) & (running > 0) & (fresh == 0)
     slower = np.divide(batch / step_s, yields, out=np.ones(len(instances)), where=known)
     return np.clip(np.where(slower > 1 / SLOW, slower, 1.0), 1.0, SLOWEST)
