@@ -97,7 +97,7 @@ class RlNode(FakeNode):
         path = f"{self.name}/{message.version}"
         self.files[path] = message.version
         return WeightsArrived(
-            path=path, version=message.version, moved_bytes=10**6, checksum=message.version,
+            path=path, version=message.version, moved_bytes=10**6, checksum=self.bench.checksum,
             spans=(self.span("receive", begin_ns),),
         )  # fmt: skip
 
@@ -109,7 +109,7 @@ class RlNode(FakeNode):
         await self.bench.clock.sleep_ns(CARRY_NS)
         self.bench.sent.setdefault(message.transfer, asyncio.Event()).set()
         return WeightsSent(
-            moved_bytes=10**6, buckets=3, checksum=message.version,
+            moved_bytes=10**6, buckets=3, checksum=self.bench.checksum,
             spans=(self.span("send", begin_ns),),
         )  # fmt: skip
 
@@ -150,8 +150,9 @@ class RlNode(FakeNode):
 
     async def publish(self, message: PublishWeights) -> Message:
         spans = (Span(stage="gather", begin_ns=self.now_ns(), end_ns=self.now_ns()),)
+        self.bench.checksum = 100 + self.version
         return WeightsPublished(
-            version=self.version, path="file", bytes=10**6, checksum=self.version, spans=spans
+            version=self.version, path="file", bytes=10**6, checksum=100 + self.version, spans=spans
         )
 
     async def keep(self, message: KeepTrainer) -> Message:
@@ -195,6 +196,7 @@ class RlBench(FakeBench):
         }  # fmt: skip
         self.sent: dict[str, asyncio.Event] = {}
         self.kept: dict[str, int] = {}
+        self.checksum = 0
 
     @property
     def trainer(self) -> RlNode:

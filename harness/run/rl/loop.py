@@ -246,7 +246,16 @@ class Loop:
         if self.refused is not None:
             raise StepFailed(f"sample {self.refused.id} can run nowhere: {self.refused.reason}")
         if not came:
-            raise StepFailed(f"the samples of step {self.version} are not complete in time")
+            raise StepFailed(self._incomplete())
+
+    def _incomplete(self) -> str:
+        """Say which samples are still being waited for."""
+        oldest = min(self.open.values(), key=lambda entry: (entry.request.step, entry.arrived_ns))
+        return (
+            f"the samples of step {self.version} are not complete within the scenario's timeout_s: "
+            f"{len(self.open)} are open, the first {oldest.id}, which has {oldest.total_tokens} "
+            f"tokens and is {'at ' + oldest.at if oldest.at else oldest.state}"
+        )
 
     async def _drop_due(self, version: int) -> None:
         """Generate anew what is not complete, and would be too old for the step after this one."""
