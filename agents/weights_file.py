@@ -2,8 +2,9 @@
 
 A file begins with the header's length (8 bytes, little endian), then the header: by name, a
 tensor's dtype (``F32``, ``BF16``, ...), shape, and first and last byte among the data. Ours are
-without gaps, in the header's order. A short reader of our own, because it must give memory, not
-tensors of a library, and run where neither torch nor vLLM is installed.
+without gaps, in the header's order, and carry the CRC-32 of each tensor among the metadata, so that
+whoever loads one can tell that it is as it was written. A short reader of our own, because it must
+give memory, not tensors of a library, and run where neither torch nor vLLM is installed.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from zlib import crc32
 
 import msgspec
 
-from harness.errors import BadFile
+from harness.errors import BadFile, InfrastructureError
 
 _LENGTH_BYTES = 8
 _HEADER_MOST_BYTES = 100 << 20
 _ALIGN_BYTES = 8
-_METADATA = "__metadata__"
+_METADATA, _CHECKSUMS = "__metadata__", "crc32"
 ITEM_BYTES: Mapping[str, int] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -45,6 +46,10 @@ class Tensor(NamedTuple):
     data: Any
 
 
+class Corrupt(InfrastructureError):
+    """A tensor that is not as it was written; the message names it and its file."""
+
+
 class Entry(msgspec.Struct, frozen=True):
     """What the header says of one tensor; `data_offsets` count from the end of the header."""
 
@@ -54,10 +59,14 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Header(NamedTuple):
-    """Of a file: its tensors in the order of their bytes, and where the data begins."""
+    """Of a file: its tensors in the order of their bytes, and where the data begins.
+
+    `checksums`: CRC-32 by tensor; empty in files that others have written.
+    """
 
     entries: dict[str, Entry]
     begins: int
+    checksums: dict[str, int]
 
 
 def write(path: str | Path, tensors: Sequence[Tensor]) -> tuple[int, int]:
@@ -68,7 +77,7 @@ def write(path: str | Path, tensors: Sequence[Tensor]) -> tuple[int, int]:
     """
     path = Path(path)
     blocks = [memoryview(tensor.data).cast("B") for tensor in tensors]
-    head = _packed_header(path, tensors, [len(block) for block in blocks])
+    head = _packed_header(path, tensors, blocks)
     written, crc = 0, 0
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -83,10 +92,12 @@ def write(path: str | Path, tensors: Sequence[Tensor]) -> tuple[int, int]:
     return written, crc
 
 
-def _packed_header(path: Path, tensors: Sequence[Tensor], sizes: Sequence[int]) -> bytes:
-    entries: dict[str, Any] = {_METADATA: {"format": "pt"}}
+def _packed_header(path: Path, tensors: Sequence[Tensor], blocks: Sequence[memoryview]) -> bytes:
+    checksums = {tensor.name: crc32(block) for tensor, block in zip(tensors, blocks, strict=True)}
+    metadata = {"format": "pt", _CHECKSUMS: msgspec.json.encode(checksums).decode()}
+    entries: dict[str, Any] = {_METADATA: metadata}
     problems, offset = [], 0
-    for tensor, size in zip(tensors, sizes, strict=True):
+    for tensor, size in zip(tensors, map(len, blocks), strict=True):
         item_bytes = ITEM_BYTES.get(tensor.dtype, 0)
         if size != prod(tensor.shape) * item_bytes or not item_bytes:
             problems.append(f"{tensor.name}: {size} bytes are no {tensor.dtype}{[*tensor.shape]}")
@@ -110,20 +121,21 @@ def read_header(path: str | Path) -> Header:
             raise BadFile(str(path), [f"{size} bytes that begin with no safetensors header"])
         text = file.read(length)
     begins = _LENGTH_BYTES + length
-    entries = _entries(str(path), text)
+    entries, checksums = _parsed(str(path), text)
     if problems := _misplaced(entries, size - begins):
         raise BadFile(str(path), problems)
-    return Header(entries, begins)
+    return Header(entries, begins, checksums)
 
 
-def _entries(path: str, text: bytes) -> dict[str, Entry]:
+def _parsed(path: str, text: bytes) -> tuple[dict[str, Entry], dict[str, int]]:
     try:
         found = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        found.pop(_METADATA, None)
+        metadata = msgspec.json.decode(found.pop(_METADATA, b"{}"), type=dict[str, str])
+        checksums = msgspec.json.decode(metadata.get(_CHECKSUMS, "{}"), type=dict[str, int])
         entries = {name: msgspec.json.decode(raw, type=Entry) for name, raw in found.items()}
     except msgspec.MsgspecError as error:
         raise BadFile(path, [f"no safetensors header: {error}"]) from error
-    return dict(sorted(entries.items(), key=lambda item: item[1].data_offsets))
+    return dict(sorted(entries.items(), key=lambda item: item[1].data_offsets)), checksums
 
 
 def _misplaced(entries: Mapping[str, Entry], data_bytes: int) -> list[str]:
@@ -155,3 +167,9 @@ def tensors(path: str | Path) -> Iterator[tuple[str, memoryview]]:
     for name, entry in header.entries.items():
         first, last = entry.data_offsets
         yield name, mapped[header.begins + first : header.begins + last]
+
+
+def check(path: str | Path, name: str, data: memoryview, checksums: Mapping[str, int]) -> None:
+    """Raise `Corrupt` unless a tensor's bytes are those that were written, as far as is known."""
+    if name in checksums and (found := crc32(data)) != checksums[name]:
+        raise Corrupt(f"{path}: {name} is corrupt: CRC-32 {found:08x}, not {checksums[name]:08x}")

@@ -70,8 +70,11 @@ class Engine(Protocol):
     def facts(self) -> tuple[dict[str, str], tuple[str, ...]]:
         """Return what runs here (engine, version, device), and warnings."""
 
-    def build(self, seat: Seat, version: int, marks: Marks) -> Capacity:
-        """Make groups, load weights, lay out KV; stages ``groups``, ``weights``, ``kv_cache``."""
+    def build(self, seat: Seat, version: int, marks: Marks, source: str = "") -> Capacity:
+        """Make groups, load weights, lay out KV; stages ``groups``, ``weights``, ``kv_cache``.
+
+        `source` as in `update_weights`.
+        """
 
     def kv_peer(self) -> str:
         """Return ``HOST:PORT`` where this rank takes KV; "" where the engine moves none itself."""
@@ -82,8 +85,8 @@ class Engine(Protocol):
     def sleep(self) -> int:
         """Free weights and KV but stay ready to wake; return the bytes that stay. Or `Refused`."""
 
-    def wake(self, version: int, marks: Marks) -> None:
-        """Undo `sleep`, at these weights."""
+    def wake(self, version: int, marks: Marks, source: str = "") -> None:
+        """Undo `sleep`, at these weights; `source` as in `update_weights`."""
 
     def submit(self, works: Sequence[Work]) -> tuple[dict[str, str], tuple[str, ...]]:
         """Queue requests; return the refused with their reasons, and those that came with KV."""
@@ -101,7 +104,11 @@ class Engine(Protocol):
         """Let waiting requests in, or not."""
 
     def update_weights(self, version: int, source: str, *, drop_kv: bool) -> int:
-        """Load weights; return the bytes moved."""
+        """Load weights from a file (""; the engine's own); return the bytes that this rank moved.
+
+        Raises `UsageError` for a file that no rank can read, before anything has changed. Any other
+        error ends the instance: some of its weights are new, and some are not.
+        """
 
     def measure(
         self, batch: int, context_tokens: int, prefill_tokens: int, steps: int

@@ -135,7 +135,9 @@ class Crew:
 
     # -- what becomes of its engine ------------------------------------------------------------
 
-    async def build(self, address: str, version: int, due_ns: int) -> tuple[Span, ...]:
+    async def build(
+        self, address: str, version: int, due_ns: int, source: str = ""
+    ) -> tuple[Span, ...]:
         """Build the engine; it takes requests then. Raises `OrderFailed`."""
         meeting, *_ = own = self.ports.ports
         bodies = [
@@ -148,6 +150,7 @@ class Crew:
                 port=own[1],
                 ports=len(own) - 1,
                 version=version,
+                source=source,
             )
             for rank, seat in enumerate(self.seats)
         ]
@@ -172,10 +175,10 @@ class Crew:
         pairs = zip(self.seats, slept, strict=True)
         self.kept_bytes = {seat.number: rank.kept_bytes for seat, rank in pairs}
 
-    async def wake(self, version: int, due_ns: int) -> tuple[Span, ...]:
+    async def wake(self, version: int, due_ns: int, source: str = "") -> tuple[Span, ...]:
         """Wake the engine at these weights. Raises `OrderFailed`."""
         self._awake = True
-        woken: Woken = await self.order(Wake(version=version), due_ns)
+        woken: Woken = await self.order(Wake(version=version, source=source), due_ns)
         return woken.spans
 
     # -- steps of a lockstep engine ------------------------------------------------------------

@@ -132,7 +132,12 @@ class Engines:
     # -- instances -----------------------------------------------------------------------------
 
     async def build(
-        self, instances: Sequence[Instance], strategy: Strategy, version: int, due_ns: int
+        self,
+        instances: Sequence[Instance],
+        strategy: Strategy,
+        version: int,
+        due_ns: int,
+        source: str = "",
     ) -> tuple[Span, ...]:
         """Build or wake instances on GPUs that are free. Raises `OrderFailed`: none is left."""
         await self._clear(instances)
@@ -140,13 +145,13 @@ class Engines:
         crews: list[Crew] = []
         if strategy == "pool":
             crews = [await self._pooled(instance, due_ns) for instance in instances]
-            work = [crew.wake(version, due_ns) for crew in crews]
+            work = [crew.wake(version, due_ns, source) for crew in crews]
             for instance in instances:
                 del self.asleep[instance]
         else:
             spans = await self._man([gpu for item in instances for gpu in item.gpus], due_ns)
             crews = self._crews(instances)
-            work = [crew.build(self._address, version, due_ns) for crew in crews]
+            work = [crew.build(self._address, version, due_ns, source) for crew in crews]
         for crew in crews:
             self.up[crew.instance.name] = crew
         try:

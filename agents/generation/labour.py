@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -172,7 +172,9 @@ class Generation:
                 room = await self._room(asked, due_ns)
                 if reasons := room.problems(asked.instances):
                     raise Refused("\n".join(reasons))
-            spans = await engines.build(asked.instances, asked.strategy, asked.version, due_ns)
+            spans = await engines.build(
+                asked.instances, asked.strategy, asked.version, due_ns, asked.source
+            )
             crews = {instance.name: engines.up[instance.name] for instance in asked.instances}
             return Built(
                 spans=spans,
@@ -195,7 +197,18 @@ class Generation:
 
     async def _on_update_weights(self, asked: UpdateWeights, due_ns: int) -> Message:
         with self._alone(asked):
-            answer: Message = merged(await self._each(asked.instances, asked, due_ns))
+            crews = [self._crew(name) for name in asked.instances]
+            orders = (crew.order(asked, due_ns) for crew in crews)
+            ends = await asyncio.gather(*orders, return_exceptions=True)
+            failed: dict[Crew, OrderFailed] = {}
+            for crew, end in zip(crews, ends, strict=True):
+                if isinstance(end, OrderFailed):
+                    failed[crew] = end
+                elif isinstance(end, BaseException):
+                    raise end
+            if failed:
+                return _update_failed(failed, everywhere=len(failed) == len(ends))
+            answer: Message = merged(ends)
             return answer
 
     async def _on_close(self, _asked: CloseGeneration, due_ns: int) -> Message:
@@ -276,6 +289,19 @@ class Generation:
             there = ", ".join(self._engines.up) or "none"
             raise NoInstance(f"no instance {name} is up on this node; there is {there}")
         return self._engines.up[name]
+
+
+def _update_failed(failed: Mapping[Crew, OrderFailed], *, everywhere: bool) -> Failure:
+    """Say which instances have no valid weights; they are dead. Or that nothing has changed.
+
+    What all have refused has changed nothing. Where others took it, one that refused is behind.
+    """
+    if everywhere and all(not error.breaks for error in failed.values()):
+        return next(iter(failed.values())).failure
+    for crew, error in failed.items():
+        crew.fail(f"its weights were not updated: {error}")
+    text = "; ".join(f"{crew.instance.name}: {crew.dead}" for crew in failed)
+    return Failure(error="InstanceDead", text=text)
 
 
 def _shape(spec: EngineSpec) -> ModelShape:

@@ -58,6 +58,7 @@ class Sit(Message, frozen=True, kw_only=True, tag="build"):
     port: int
     ports: int
     version: int
+    source: str = ""
 
 
 class Seated(Message, frozen=True, kw_only=True, tag="seated"):
@@ -85,9 +86,10 @@ class Slept(Message, frozen=True, kw_only=True, tag="slept"):
 
 
 class Wake(Message, frozen=True, kw_only=True, tag="wake"):
-    """Wake up at weights `version`. Answer: `Woken`."""
+    """Wake up at weights `version`, from `source`. Answer: `Woken`."""
 
     version: int
+    source: str = ""
 
 
 class Woken(Message, frozen=True, kw_only=True, tag="woken"):

@@ -2,9 +2,9 @@
 
 Nothing is computed. Rank 0 runs the instance's requests (`agents.generation.pace`); every rank
 holds its shard of the weights and the KV that was sent to it, both of the model's size times
-`bytes_scale`. A shard is copied from this process' host copy of all weights (scaled, random, which
-nothing reads), never from a peer; sleeping frees it. KV moves over TCP between ranks
-(`agents.generation.transfer`), is checked on arrival, and is worth nothing unless all of it came.
+`bytes_scale`. A shard is copied from a file that weight sync brought, or from this process' host
+copy of all weights (scaled, random, read by nothing); sleeping frees it. KV moves over TCP between
+ranks (`agents.generation.transfer`), is checked on arrival, and is worth nothing unless all came.
 
 Commands that take the device (weights, KV, timing) stop the steps, as in an engine whose loop
 does one thing at a time; after them a new timeline begins.
@@ -26,6 +26,7 @@ from agents.generation.base import Marks, Seat, Tell, Wait
 from agents.generation.group import Group
 from agents.generation.kv import Bytes, Kv
 from agents.generation.pace import Pace
+from agents.generation.shards import Tensors
 from agents.generation.transfer import SEND_NS, Landing, Piece, send
 from harness.errors import UsageError
 from harness.model import intake
@@ -93,7 +94,7 @@ class Paced:
 
     # -- life ----------------------------------------------------------------------------------
 
-    def build(self, seat: Seat, version: int, marks: Marks) -> Capacity:
+    def build(self, seat: Seat, version: int, marks: Marks, source: str = "") -> Capacity:
         """Meet the other ranks, copy the shard, lay out KV. Raises `UsageError`, with reasons."""
         layout, shape = seat.instance.layout, self._profile.shape
         limits = limits_of(self._spec, self._profile, layout)
@@ -102,7 +103,7 @@ class Paced:
             group = Group(seat.meeting, seat.rank, layout.gpus)
         try:
             with marks("weights"):
-                weights = self._share(seat).copy()
+                weights = self._loaded(seat, source)
             with marks("kv_cache"):
                 kv = Kv(part_of(layout, shape, seat.rank), shape, self._spec.bytes_scale)
                 room = kv.bytes_of(limits.blocks * limits.block_tokens)
@@ -139,11 +140,11 @@ class Paced:
         up.kv.keep(())
         return 0
 
-    def wake(self, version: int, marks: Marks) -> None:
-        """Copy the shard from the host again, and start with empty KV."""
+    def wake(self, version: int, marks: Marks, source: str = "") -> None:
+        """Copy the shard again, and start with empty KV."""
         up = self._up
         with marks("weights"):
-            up.weights = self._share(up.seat).copy()
+            up.weights = self._loaded(up.seat, source)
         with marks("kv_cache"):
             up.pace = self._pace(up.seat, up.limits, version)
 
@@ -276,17 +277,16 @@ class Paced:
     # -- weights and timing --------------------------------------------------------------------
 
     def update_weights(self, version: int, source: str, *, drop_kv: bool) -> int:
-        """Copy this rank's shard anew from host memory; the only source there is is ""."""
+        """Copy this rank's shard anew, from a file or from host memory."""
         up = self._up
-        if source:
-            raise Refused(f"the paced engine reads no files ({source}): weights come from the host")
+        file = Tensors(source) if source else None
         up.pace.report()
         intake.set_version(up.pace.state, version)
         if drop_kv:
             intake.drop_kv(up.pace.state)
             up.kv.keep(())
         assert up.weights is not None, "asleep: wake it instead"
-        np.copyto(up.weights, self._share(up.seat))
+        self._load(up.weights, up.seat, file)
         up.pace.restart()
         return up.weights.nbytes
 
@@ -355,12 +355,19 @@ class Paced:
     def _scaled(self, size: int) -> int:
         return max(1, round(size * self._spec.bytes_scale))
 
-    def _share(self, seat: Seat) -> Bytes:
-        """Return this rank's share of the host's copy: of its size, whichever part that is."""
+    def _loaded(self, seat: Seat, source: str) -> Bytes:
+        """Return this rank's shard; of its size, whichever part of the weights that is."""
         size = self._scaled(weight_bytes_per_gpu(seat.instance.layout, self._profile.shape))
-        size = min(size, self._host.nbytes)
-        first = min(seat.rank * size, self._host.nbytes - size)
-        return self._host[first : first + size]
+        weights = np.empty(min(size, self._host.nbytes), np.uint8)
+        self._load(weights, seat, Tensors(source) if source else None)
+        return weights
+
+    def _load(self, into: Bytes, seat: Seat, file: Tensors | None) -> None:
+        if file:
+            file.fill(into, seat.rank * into.nbytes)
+        else:
+            first = min(seat.rank * into.nbytes, self._host.nbytes - into.nbytes)
+            np.copyto(into, self._host[first : first + into.nbytes])
 
 
 def _decode(apart: Pace, batch: int, known_tokens: int, response_tokens: int) -> None:

@@ -104,7 +104,7 @@ class Verbs:
             meeting=order.meeting,
             ports=range(order.port, order.port + order.ports),
         )
-        capacity = self.engine.build(seat, order.version, stages)
+        capacity = self.engine.build(seat, order.version, stages, order.source)
         self.seat, self.asleep = seat, False
         return Seated(capacity=capacity, kv_peer=self.engine.kv_peer(), spans=stages.spans)
 
@@ -121,7 +121,7 @@ class Verbs:
         return Slept(kept_bytes=kept_bytes)
 
     def _wake(self, order: Wake, stages: Stages) -> Message:
-        self.engine.wake(order.version, stages)
+        self.engine.wake(order.version, stages, order.source)
         self.asleep = False
         return Woken(spans=stages.spans)
 

@@ -42,7 +42,7 @@ class Scripted:
     def facts(self) -> tuple[dict[str, str], tuple[str, ...]]:
         return {"engine": "scripted", "version": "1", "device": "none"}, ("nothing is computed",)
 
-    def build(self, seat: Seat, version: int, marks: Marks) -> Capacity:
+    def build(self, seat: Seat, version: int, marks: Marks, source: str = "") -> Capacity:
         self.seat, self.version = seat, version
         self.steps = self.generated = self.first_ns = self.last_ns = 0
         self.admits = True
@@ -86,7 +86,7 @@ class Scripted:
             raise Refused("this engine cannot sleep")
         return 7
 
-    def wake(self, version: int, marks: Marks) -> None:
+    def wake(self, version: int, marks: Marks, source: str = "") -> None:
         self.version = version
         with marks("weights"), marks("kv_cache"):
             pass
@@ -113,6 +113,12 @@ class Scripted:
     def update_weights(self, version: int, source: str, *, drop_kv: bool) -> int:
         if self.odd("updates slowly"):
             threading.Event().wait(1)
+        if self.odd("hangs in update"):
+            threading.Event().wait()
+        if self.odd("raises in update"):
+            raise RuntimeError("the device fell off the bus")
+        if self.odd("refuses an update"):
+            raise Refused("these are not its weights")
         self.version = version
         return 3
 

@@ -258,7 +258,7 @@ def test_new_weights_are_really_copied_and_give_the_tokens_after_them(start: Sta
     assert ranks.engines[0].stats().prefilled_tokens > 40
     with pytest.raises(Refused, match="older"):
         ranks.engines[0].update_weights(1, "", drop_kv=False)
-    with pytest.raises(Refused, match="reads no files"):
+    with pytest.raises(UsageError, match="/weights: No such file"):
         ranks.engines[0].update_weights(3, "/weights", drop_kv=False)
 
 
