@@ -8,9 +8,7 @@ and the rule that whatever happened is told in the journal before it is told on 
 from __future__ import annotations
 
 import asyncio
-import os
 import platform
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -41,6 +39,7 @@ from harness.errors import (
     UsageError,
 )
 from harness.fabric.topology import topology_of
+from harness.interrupts import Interrupts
 from harness.model.bench import Bench
 from harness.model.documents import SCHEMA, Document, RunSummary, Start
 from harness.model.scenario import Engine, Scenario
@@ -233,7 +232,7 @@ def _conduct(
         told.event("note", {"level": level, "who": "coordinator", "text": text})
 
     async def main() -> None:
-        with awake(), _Interrupts(folder):
+        with awake(), Interrupts(folder.id, folder.snapshots):
             async with outcome_first(open_bench(places, tell), tell) as bench:
                 await execute(
                     bench,
@@ -276,46 +275,6 @@ async def outcome_first(
         with suppress(InfrastructureError):  # what cannot be recorded is told at the run's end
             tell(f"while the bench was closed: {str(error) or type(error).__name__}", "error")
         raise first from None
-
-
-class _Interrupts:
-    """Ctrl-C, SIGTERM or a closed terminal once: an orderly end with restoration. Twice: at once.
-
-    The second leaves snapshots and records behind, which is what ``harness recover`` needs.
-    """
-
-    def __init__(self, folder: store.RunFolder) -> None:
-        self._folder = folder
-        self._count = 0
-        self._task = asyncio.current_task()
-
-    def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
-                asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is asyncio.CancelledError and self._count:
-            raise Interrupted("interrupted; the switches are as they were found")
-
-    def _interrupt(self) -> None:
-        self._count += 1
-        if self._count == 1:
-            assert self._task is not None
-            self._task.cancel()
-            _tell("interrupted: restoring the switches (again: leave at once)")
-            return
-        code, left = ExitCode.INTERRUPTED, "no circuit was changed"
-        if any(self._folder.snapshots.iterdir()):
-            code, left = ExitCode.RESTORE_FAILED, "circuits were not restored"
-        _tell(f"left at once: {left}; run: harness recover {self._folder.id}")
-        os._exit(code)
-
-
-def _tell(text: str) -> None:
-    with suppress(OSError):  # the terminal may be what went away
-        sys.stderr.write(f"\n{text}\n")
-        sys.stderr.flush()
 
 
 @dataclass(frozen=True)

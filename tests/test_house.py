@@ -32,7 +32,7 @@ AGENTS_MAY_IMPORT = ("errors", "clock", "seeds", "processes", "model", "wire")
 
 HARNESS_ROWS = (
     ("errors", "clock", "seeds", "tasks"),
-    ("processes",),
+    ("processes", "interrupts"),
     ("model",),
     ("wire",),
     ("scheduling", "fabric"),

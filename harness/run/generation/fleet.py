@@ -22,7 +22,7 @@ from harness.run.generation.changes import Background, Changes
 from harness.run.generation.dispatch import Dispatcher
 from harness.run.generation.keeper import Keeper
 from harness.run.generation.nodes import Nodes
-from harness.run.generation.places import Place, by_node, nothing_yet
+from harness.run.generation.places import Place, by_node, engine_row, nothing_yet
 from harness.run.generation.roster import Roster
 from harness.run.generation.watching import WATCH_NS, Watching
 from harness.run.generation.withdrawing import Left, Withdrawing
@@ -44,9 +44,7 @@ from harness.wire.generation import (
     Submitted,
     TearDown,
     Torn,
-    UpdateWeights,
     Verb,
-    WeightsUpdated,
     Work,
 )
 from harness.wire.messages import Done
@@ -93,9 +91,9 @@ class Fleet:
         self._block_tokens = block_tokens
         self._changes = Changes()
         self._background = Background(self._changes)
-        self._nodes = Nodes(session.bench)
+        self.nodes = Nodes(session.bench)
         speeds = Speeds(spec.profile if spec.engine == "paced" else None)
-        self._roster = Roster(session, self._nodes, speeds, self._changes)
+        self._roster = Roster(session, self.nodes, speeds, self._changes)
         self.ledger, self.places = self._roster.ledger, self._roster.places
         self._keeper = Keeper(
             self._roster,
@@ -150,7 +148,7 @@ class Fleet:
     @property
     def lost(self) -> Mapping[str, str]:
         """Nodes that are out for good, and why."""
-        return self._nodes.lost
+        return self.nodes.lost
 
     @property
     def queued(self) -> int:
@@ -176,7 +174,7 @@ class Fleet:
             node: Prepare(instances=instances, strategy=strategy)
             for node, instances in placed.items()
         }
-        return (await self._nodes.each(bodies, Prepared, timeout_ns)).complete()
+        return (await self.nodes.each(bodies, Prepared, timeout_ns)).complete()
 
     async def build(self, placed: Placed, strategy: Strategy, timeout_ns: int) -> dict[str, Built]:
         """Build instances; they are registered, but not accepting."""
@@ -190,7 +188,7 @@ class Fleet:
             for node, instances in placed.items()
             if instances
         }
-        answers = await self._nodes.each(bodies, Built, timeout_ns)
+        answers = await self.nodes.each(bodies, Built, timeout_ns)
         for node, built in answers.items():
             for instance in placed[node]:
                 self._register(node, instance, built)
@@ -217,7 +215,7 @@ class Fleet:
             for node, there in by_node(places).items()
             if node not in self.lost
         }
-        answers = await self._nodes.each(bodies, Torn, timeout_ns)
+        answers = await self.nodes.each(bodies, Torn, timeout_ns)
         if force:  # what they still told comes to nothing, before they are built anew
             await self._watching.caught_up(answers, 2 * (MESSAGE_NS + WATCH_NS))
         for place in places:
@@ -232,37 +230,11 @@ class Fleet:
             node: Admission(instances=there, open=allowed)
             for node, there in by_node(places).items()
         }
-        answers = await self._nodes.each(bodies, Done, timeout_ns)
+        answers = await self.nodes.each(bodies, Done, timeout_ns)
         for place in places:
             if place.node in answers:
                 place.admitting = allowed
         answers.complete()
-
-    async def update_weights(
-        self, names: Iterable[str], *, drop_kv: bool, timeout_ns: int
-    ) -> dict[str, WeightsUpdated]:
-        """Let engines load the weights of `version` from `sources`; the dead are left out.
-
-        They go on generating after it; while it lasts they are not held to be stalling. Whoever
-        calls it holds `changing`.
-        """
-        places = [place for name in names if (place := self.places.get(name)) and not place.dead]
-        bodies = {
-            node: UpdateWeights(
-                instances=there,
-                version=self.version,
-                source=self.sources.get(node, ""),
-                drop_kv=drop_kv,
-            )
-            for node, there in by_node(places).items()
-        }
-        for place in places:
-            place.loading = True
-        try:
-            return (await self._nodes.each(bodies, WeightsUpdated, timeout_ns)).complete()
-        finally:
-            for place in places:
-                place.loading, place.life = False, None
 
     def give_up(self, names: Iterable[str], reason: str) -> None:
         """Take instances for dead: their requests go elsewhere, and they are started anew."""
@@ -306,18 +278,12 @@ class Fleet:
                 entry.assigned = name
         self._dispatcher.look()
 
-    async def drop(self, ids: Iterable[str], timeout_ns: int) -> list[str]:
-        """Withdraw requests that nobody wants any longer; return those that ended first, kept."""
-        entries = self.ledger.entries
-        for name in {entries[id_].at for id_ in ids if entries[id_].at}:
-            there = [id_ for id_ in ids if entries[id_].at == name]
-            await self.withdraw([name], ids=there, timeout_ns=timeout_ns)
-        ended = [id_ for id_ in ids if entries[id_].state == "finished"]
-        gone = [id_ for id_ in ids if entries[id_].state in {"queued", "held"}]
-        self._dispatcher.unqueue(gone)
-        for id_ in gone:
+    def let_go(self, ids: Iterable[str]) -> None:
+        """Forget held or queued requests that nobody wants any longer."""
+        ids = list(ids)
+        self._dispatcher.unqueue(ids)
+        for id_ in ids:
             self.ledger.drop(id_)
-        return ended
 
     def requeue(self, ids: Iterable[str]) -> None:
         """Queue held requests, ahead of those that never began."""
@@ -384,7 +350,7 @@ class Fleet:
             )
             for node, gpus in self.gpus_of.items()
         }
-        answers = await self._nodes.each(bodies, GenerationOpen, timeout_ns)
+        answers = await self.nodes.each(bodies, GenerationOpen, timeout_ns)
         for node, answer in answers.complete().items():
             self.facts[node] = answer.facts
             for text in answer.warnings:
@@ -397,7 +363,7 @@ class Fleet:
         await self._keeper.close()
         await self._background.close()
         bodies = {node: CloseGeneration() for node in self.gpus_of if node not in self.lost}
-        answers = await self._nodes.each(bodies, Done, CLOSE_NS)
+        answers = await self.nodes.each(bodies, Done, CLOSE_NS)
         if answers.error is not None:
             self._roster.note("generation", f"not closed: {answers.error}")
 
@@ -405,7 +371,7 @@ class Fleet:
         capacity = built.capacities[instance.name]
         if self.spec.engine == "vllm" and self.ledger.prompts is None:
             self.ledger.prompts = Prompts(capacity.vocab, self.spec.seed, self._block_tokens)
-        self.places[instance.name] = Place(
+        place = Place(
             node=node,
             instance=instance,
             capacity=capacity,
@@ -414,18 +380,9 @@ class Fleet:
             sampled=nothing_yet(self.session.bench.clock.now_ns()),
             built_in_round=self._watching.round(node),
         )
+        self.places[instance.name] = place
         self._keeper.built(instance.name)
-        row = {
-            "instance": instance.name,
-            "node": node,
-            "gpus": list(instance.gpus),
-            "layout": str(instance.layout).removeprefix("1x"),
-            "blocks": capacity.blocks,
-            "block_tokens": capacity.block_tokens,
-            "weights_bytes": capacity.weights_bytes,
-        }
-        facts = {key: self.facts[node].get(key, "") for key in ("engine", "version", "device")}
-        self.session.record.event("engine", row | facts)
+        self.session.record.event("engine", engine_row(place, self.facts[node]))
 
     def _take_all(self, place: Place) -> list[str]:
         """Queue whatever the ledger has at a place: it continues from what was delivered."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from harness.model.placement import Instance
@@ -80,3 +80,18 @@ def by_node(places: Iterable[Place]) -> dict[str, tuple[str, ...]]:
     for place in places:
         names[place.node] = (*names.get(place.node, ()), place.name)
     return names
+
+
+def engine_row(place: Place, facts: Mapping[str, str]) -> dict[str, object]:
+    """Return the row of an instance that has been built, with what its node says of the engine."""
+    capacity = place.capacity
+    return {
+        "instance": place.name,
+        "node": place.node,
+        "gpus": list(place.instance.gpus),
+        "layout": str(place.instance.layout).removeprefix("1x"),
+        "blocks": capacity.blocks,
+        "block_tokens": capacity.block_tokens,
+        "weights_bytes": capacity.weights_bytes,
+        **{key: facts.get(key, "") for key in ("engine", "version", "device")},
+    }

@@ -25,6 +25,7 @@ from harness.run.generation.ledger import Entry
 from harness.run.generation.opening import open_fleet
 from harness.run.generation.stages import Pace
 from harness.run.rl.checkpoint import Kept, read_checkpoint, trainer_folder, write_checkpoint
+from harness.run.rl.dropping import drop
 from harness.run.rl.rollouts import Group, Rollouts
 from harness.run.rl.samples import batches_of, flat, learned_from, named
 from harness.run.rl.steering import compute_of, first_layout, pilot_of
@@ -185,7 +186,7 @@ class Loop:
         """Let go of samples that nobody will use: the next policy begins with an empty pool."""
         self.fleet.ledger.on_end = None
         if self.open and self.fleet.instances:
-            await self.fleet.drop(list(self.open), round(self.step.stage_timeout_s * NS_PER_S))
+            await drop(self.fleet, list(self.open), round(self.step.stage_timeout_s * NS_PER_S))
 
     # -- the pipeline ---------------------------------------------------------------------------
 
@@ -261,7 +262,7 @@ class Loop:
         """Generate anew what is not complete, and would be too old for the step after this one."""
         timeout_ns = round(self.step.stage_timeout_s * NS_PER_S)
         for group in self.rollouts.due(version):
-            await self.fleet.drop([id_ for id_ in group.ids if id_ in self.open], timeout_ns)
+            await drop(self.fleet, [i for i in group.ids if i in self.open], timeout_ns)
             if group.state != "open":
                 continue  # the last of it ended meanwhile
             for id_ in group.ids:

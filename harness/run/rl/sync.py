@@ -18,6 +18,7 @@ from harness.errors import AgentLost, StepFailed
 from harness.model.scenario import Rl
 from harness.model.sizes import parse_size
 from harness.run.generation.fleet import Fleet
+from harness.run.generation.loading import load_weights
 from harness.run.generation.places import by_node
 from harness.run.rl.trainees import Trainees
 from harness.run.session import MESSAGE_NS, Session
@@ -246,8 +247,8 @@ class Syncs:
         fleet, timeout_ns = self.fleet, round(self.step.stage_timeout_s * NS_PER_S)
         drop_kv = self.step.across_sync != "continue"
         try:
-            answers = await fleet.update_weights(
-                self._alive(names), drop_kv=drop_kv, timeout_ns=timeout_ns
+            answers = await load_weights(
+                fleet, self._alive(names), drop_kv=drop_kv, timeout_ns=timeout_ns
             )
             if self.step.across_sync == "finish":
                 await fleet.admission(self._alive(names), allowed=True, timeout_ns=timeout_ns)
