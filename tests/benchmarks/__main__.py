@@ -20,6 +20,7 @@ NAMES = {
     "leaks": "50 cycles of switches: files, threads, processes, memory early and late",
     "vllm": "real vLLM on CPU: switches under load, tokens compared, rebuild against restart",
     "calibration": "paced at vLLM's measured speed against vLLM itself, CPU build",
+    "training": "paced training: a step against formula and bare collectives; announcing",
     "light": "map updates, dark times on packets, throughput, steering; needs root",
 }
 
