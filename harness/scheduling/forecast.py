@@ -25,8 +25,10 @@ from harness.scheduling.flight import TINY, Belief, Flight, believe, count, edge
 from harness.scheduling.survival import learn, log_tail, score_of
 from harness.scheduling.view import Finished, Floats, Ints, View
 
-LEVELS_80 = (0.1, 0.5, 0.9)
-"""The chances of the truth to be below each number of an interval."""
+SCORE_80 = 1.2816
+"""Of the standard normal, 80 % lie between this and its negative."""
+DOUBT_MAX = 2.0
+"""How much wider intervals become, at most, because the law itself is uncertain."""
 GOLDEN = (5**0.5 - 1) / 2
 """Any stretch of its multiples, modulo 1, fills (0, 1) evenly."""
 
@@ -83,7 +85,7 @@ def forecast(view: View) -> Forecast:
     seen = [*(batch.length for batch in view.history), requests.produced]
     bound = max(view.cap_tokens, *(int(lengths.max(initial=0)) for lengths in seen))
     law = learn(past, bound)
-    parts = []
+    parts, doubt = [], 1.0
     for number in numbers:
         rows = np.flatnonzero(requests.batch == number)
         before = law.ahead()
@@ -95,8 +97,9 @@ def forecast(view: View) -> Forecast:
         )
         belief = believe(law, before, flight)
         parts.append(_Remaining(rows, flight, belief, law.correlation))
+        doubt = max(doubt, law.doubt(len(flight.ended) + len(rows)))
         law = law.followed_by(before, belief.level)
-    return _joint(len(requests), tuple(parts), len(past))
+    return _joint(len(requests), tuple(parts), min(doubt, DOUBT_MAX), len(past))
 
 
 # -- what is known -------------------------------------------------------------------------------
@@ -261,7 +264,7 @@ def _truncated(
     return chance, mean, np.maximum(square / chance - mean**2, 0.0)
 
 
-def _joint(requests: int, parts: tuple[_Remaining, ...], past: int) -> Forecast:
+def _joint(requests: int, parts: tuple[_Remaining, ...], doubt: float, past: int) -> Forecast:
     """Put the batches in flight together: their levels are high, or low, together."""
     if not parts:
         nothing = np.zeros(0)
@@ -272,10 +275,11 @@ def _joint(requests: int, parts: tuple[_Remaining, ...], past: int) -> Forecast:
     most = np.concatenate([part.flight.edges[-1] - part.flight.produced for part in parts])
     tokens = _maxima(spread, float(most.max()))
     sums = _Sums(*np.sum([part.sums(tokens) for part in parts], axis=0))
-    total = np.clip(_total(tokens, sums, requests), requests, most.sum())
+    wanted = SCORE_80 * doubt * np.array([-1.0, 0.0, 1.0])
+    total = np.clip(_total(tokens, sums, requests, wanted), requests, most.sum())
     chance = np.mean(np.exp(sums.log_chance), axis=0)
     return Forecast(
-        expected, spread, _interval(total), _interval(_longest(tokens, chance)), past, parts
+        expected, spread, _interval(total), _interval(_longest(tokens, chance, wanted)), past, parts
     )
 
 
@@ -288,8 +292,8 @@ def _maxima(spread: Floats, most: float) -> Floats:
     return np.append(np.unique(tokens[(tokens >= low) & (tokens < most)]), most)
 
 
-def _total(tokens: Floats, sums: _Sums, requests: int) -> Floats:
-    """Return the quantiles of the sum.
+def _total(tokens: Floats, sums: _Sums, requests: int, wanted: Floats) -> Floats:
+    """Return the sum at some scores of its distribution.
 
     For each maximum, the sum is that, and all others given it: together about log-normal. So one
     response that runs to the cap, or does not, gives a sum of two peaks.
@@ -304,14 +308,13 @@ def _total(tokens: Floats, sums: _Sums, requests: int) -> Floats:
     values = (mean[..., None] * np.exp(np.sqrt(sigma2) * points - sigma2 / 2)).ravel()
     order = np.argsort(values)
     upto = np.cumsum(np.repeat(np.maximum(chances, 0.0).ravel(), len(points))[order])
-    quantiles: Floats = np.interp(np.array(LEVELS_80) * upto[-1], upto, values[order])
+    quantiles: Floats = np.interp(np.exp(log_tail(-wanted)) * upto[-1], upto, values[order])
     return quantiles
 
 
-def _longest(tokens: Floats, chances: Floats) -> Floats:
-    """Return the quantiles of the maximum; its score is taken to be linear in the log length."""
+def _longest(tokens: Floats, chances: Floats, wanted: Floats) -> Floats:
+    """Return the maximum at some scores of its distribution: linear in the log length between."""
     scores = np.maximum.accumulate(-score_of(np.log(np.maximum(chances, TINY))))
-    wanted = -score_of(np.log(LEVELS_80))
     quantiles: Floats = np.exp(np.interp(wanted, scores, np.log(tokens)))
     return quantiles
 

@@ -78,6 +78,13 @@ class Law:
         """
         return 1 / (self.ties + lengths / self.draws)
 
+    def doubt(self, lengths: int) -> float:
+        """Return by how much errors are larger than if the law were known, for so many lengths.
+
+        The law is a sample as these lengths are: variances add, as in any prediction interval.
+        """
+        return math.sqrt(1 + lengths / self.ties / self.draws)
+
     def ahead(self, steps: int = 1) -> Level:
         """Return the forecast of the level, `steps` batches after the last one."""
         return level_ahead(self.levels, self.variances, steps)
