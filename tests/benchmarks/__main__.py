@@ -21,6 +21,7 @@ NAMES = {
     "vllm": "real vLLM on CPU: switches under load, tokens compared, rebuild against restart",
     "calibration": "paced at vLLM's measured speed against vLLM itself, CPU build",
     "training": "paced training: a step against formula and bare collectives; announcing",
+    "loop": "300 runs of the RL loop with faults, in virtual time: is a sample lost or too old?",
     "light": "map updates, dark times on packets, throughput, steering; needs root",
 }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rl_random
 from rl_bench import RlBench, replay, rl_session
 from virtual_time import run_virtually
 
@@ -242,3 +243,14 @@ def test_a_checkpoint_of_other_requests_is_refused(tmp_path: Path) -> None:
             requests=replay(3, 4, 2, lambda step, index: 5),
             resume=tmp_path / "first",
         )
+
+
+# -- drawn from seeds ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_goes_wrong_no_sample_is_lost_used_twice_or_too_old(
+    tmp_path: Path, seed: int
+) -> None:
+    """`python -m tests.benchmarks loop` runs 300; with ``.loop --seed N`` it replays one."""
+    run_virtually(rl_random.run(seed, tmp_path))

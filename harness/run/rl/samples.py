@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from harness.errors import UsageError
-from harness.model import reward as rewards
 from harness.model.replay import Replay, ReplayRequest
+from harness.model.reward import advantages, reward
 from harness.model.scenario import Rl
 from harness.run.generation.ledger import Entry, Ledger
 from harness.run.rl.rollouts import Group
@@ -64,14 +64,14 @@ def _samples(group: Group, ledger: Ledger, base: int) -> list[Sample]:
     prompt = f"{group.batch}/{group.requests[0].prompt}"
     return [
         _sample(entry, prompt, value, advantage, base)
-        for entry, value, advantage in zip(entries, gained, rewards.advantages(gained), strict=True)
+        for entry, value, advantage in zip(entries, gained, advantages(gained), strict=True)
     ]
 
 
 def _reward(entry: Entry, ledger: Ledger) -> float:
     if ledger.prompts is None:
         return 0.0
-    return rewards.reward(entry.prompt, entry.output, ledger.prompts.vocab)
+    return reward(entry.prompt, entry.output, ledger.prompts.vocab)
 
 
 def _sample(entry: Entry, group: str, value: float, advantage: float, base: int) -> Sample:
