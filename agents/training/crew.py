@@ -120,7 +120,9 @@ class Crew:
         """Call training on this node failed: kill all ranks; return what is told of it."""
         if self._failure is None:
             self._failure = combine(self._killed or [failure])
-            self.kill_now()
+            for rank, seat in self._seats.items():
+                self.dead.setdefault(rank, f"rank {rank} was ended: {self._failure.text}")
+                seat.kill()
             self.events.stir()
         return self._failure
 

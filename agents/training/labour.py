@@ -55,6 +55,7 @@ class Training:
         self._notify, self._program = notify, tuple(program)
         self._logs = logs or (Path(folder) if folder else None)
         self._open: Crew | None = None
+        self._opening = asyncio.Lock()
 
     def commands(self) -> dict[type[Message], Handler]:
         """Return who answers what."""
@@ -71,7 +72,7 @@ class Training:
 
     async def close(self) -> None:
         """Kill all ranks and verify that they are gone; raises `Unkillable`."""
-        await self._end()
+        await self._end(self._open)
 
     def kill_now(self) -> None:
         """Kill all ranks without waiting."""
@@ -89,15 +90,16 @@ class Training:
     async def _on_open(self, asked: OpenTraining, due_ns: int) -> Message:
         if problem := misfit(asked):
             raise UsageError(problem)
-        if self._open is not None and not self._open.failed:
-            raise Busy("training is open on this node: close it first")
-        await self._end()
-        crew = self._open = Crew(asked, logs=self._logs, notify=self._notify)
-        try:
-            return await crew.open(self._program, due_ns)
-        except BaseException:
-            await self._end()
-            raise
+        async with self._opening:
+            if self._open is not None and not self._open.failed:
+                raise Busy("training is open on this node: close it first")
+            await self._end(self._open)
+            crew = self._open = Crew(asked, logs=self._logs, notify=self._notify)
+            try:
+                return await crew.open(self._program, due_ns)
+            except BaseException:
+                await self._end(crew)
+                raise
 
     async def _on_plan(self, asked: PlanStep, due_ns: int) -> Message:
         return await self._crew.plan(asked, due_ns)
@@ -118,7 +120,7 @@ class Training:
         return TrainingHappened(upto=upto, phases=phases, dead=dict(crew.dead))
 
     async def _on_close(self, _asked: CloseTraining, _due_ns: int) -> Message:
-        await self._end()
+        await self._end(self._open)
         return Done(t_ns=time.monotonic_ns())
 
     # -- what is here --------------------------------------------------------------------------
@@ -129,10 +131,10 @@ class Training:
             raise NotOpen("training is not open on this node")
         return self._open
 
-    async def _end(self) -> None:
-        """End all; it is here until that is done, so that `kill_now` finds what hangs."""
-        if crew := self._open:
-            await asyncio.shield(asyncio.ensure_future(crew.end()))
+    async def _end(self, crew: Crew | None) -> None:
+        """End all ranks; they are here until that is done, so that `kill_now` finds what hangs."""
+        if crew is not None:
+            await crew.end()
             if self._open is crew:
                 self._open = None
 

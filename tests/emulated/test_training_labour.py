@@ -215,7 +215,10 @@ def test_an_idle_rank_that_dies_is_told_at_once(tmp_path: Path) -> None:
             watch = asyncio.create_task(p.nodes[0].watch(LIMIT_NS // 2))
             await asyncio.sleep(0)
             os.kill(p.nodes[0].pids[0], signal.SIGKILL)
-            assert set((await watch).dead) == {0}
+            dead = (await watch).dead
+            assert "killed by SIGKILL" in dead[0]
+            assert dead[1].startswith("rank 1 was ended: rank 0 (pid")
+            assert [note.ranks for note in p.nodes[0].notes] == [(0,)]
             failure = await p.nodes[0].ask(PlanStep(tokens=TOKENS), Failure)
             assert failure.error == "RankDied"
             assert failure.ranks == (0,)
