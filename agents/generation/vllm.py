@@ -12,22 +12,20 @@ vLLM moves no KV by itself unless its options configure a KV connector; what the
 from __future__ import annotations
 
 import gc
-import tempfile
 import time
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from agents.generation import launch
+from agents.generation import launch, weight_transfer
 from agents.generation.base import Marks, Seat, Tell, Wait
+from agents.generation.sources import Sources
 from agents.generation.tally import Running, Totals
 from agents.generation.timing import Timer
-from agents.generation.tiny_model import write_model
 from harness.errors import UsageError
 from harness.model.generation_rules import CPU_FREES_NOTHING, CPU_TAKES_TP_ONLY
 from harness.model.intake import Refused
@@ -52,6 +50,10 @@ class _Up:
     capacity: Capacity
     used_before_bytes: int
     """Of the device's memory, before anything was built."""
+    shapes: dict[str, tuple[int, ...]]
+    """Of the tensors that it was launched with: a file of new weights has them too."""
+    met: bool = False
+    """Whether the ranks have met to transfer weights."""
 
     @property
     def scheduler(self) -> Any:
@@ -70,7 +72,7 @@ class Vllm:
         self._spec, self._tell = spec, tell
         self._vllm = launch.import_vllm()
         self._cpu = launch.on_cpu()
-        self._sources: dict[int, str] = {0: ""}
+        self._sources = Sources(spec)
         self._version = 0
         self._running: dict[str, Running] = {}
         self._up_: _Up | None = None
@@ -90,19 +92,21 @@ class Vllm:
 
     # -- life ----------------------------------------------------------------------------------
 
-    def build(self, seat: Seat, version: int, marks: Marks) -> Capacity:
+    def build(self, seat: Seat, version: int, marks: Marks, source: str = "") -> Capacity:
         """Start vLLM's engine together with the other ranks. Raises `UsageError`."""
         layout = seat.instance.layout
         if layout.dp > 1 or (self._cpu and (layout.pp > 1 or layout.ep > 1)):
             why = CPU_TAKES_TP_ONLY if self._cpu else "vLLM takes one DP rank here: use instances"
             raise Refused(f"{layout}: {why}")
-        if version not in self._sources and self._spec.model:
-            raise UsageError(f"{self._spec.model} has no weights of version {version}: update them")
+        if source:
+            self._sources.name(version, source)
+        self._sources.check(version)
         totals, used_bytes = Totals(), self._device_used_bytes()
-        with self._weights(version) as folder:
+        with self._sources.folder(version) as folder:
+            shapes = weight_transfer.shapes_in(folder)
             engine = launch.launch(self._spec, seat, folder, marks, lambda *_: totals)
         capacity = self._capacity(engine, seat)
-        self._up_ = _Up(seat, engine, totals, capacity, used_bytes)
+        self._up_ = _Up(seat, engine, totals, capacity, used_bytes, shapes)
         self._version = version
         return capacity
 
@@ -146,9 +150,11 @@ class Vllm:
         up.engine.sleep(level=1)
         return max(0, self._device_used_bytes() - up.used_before_bytes)
 
-    def wake(self, version: int, marks: Marks) -> None:
+    def wake(self, version: int, marks: Marks, source: str = "") -> None:
         """Bring the weights back, then room for KV; load those of `version` if they are others."""
         up = self._up
+        if source:
+            self._sources.name(version, source)
         with marks("weights"):
             up.engine.wake_up(tags=["weights"])
             if version != self._version:
@@ -315,12 +321,15 @@ class Vllm:
     # -- weights and timing --------------------------------------------------------------------
 
     def update_weights(self, version: int, source: str, *, drop_kv: bool) -> int:
-        """Load weights from a directory of safetensors; "" is the model's own. Raises `UsageError`.
+        """Load weights from a file, or a directory of them; "" is the model's own.
 
-        The tiny model has weights of every version. Returns what this rank holds.
+        The tiny model has weights of every version. Returns what this rank holds. Raises
+        `UsageError`.
         """
         up = self._up
-        if source and not any(Path(source).glob("*.safetensors")):
+        if source and not Path(source).is_dir():
+            weight_transfer.checked_header(source, up.shapes)
+        elif source and not any(Path(source).glob("*.safetensors")):
             raise UsageError(
                 f"{source}: no *.safetensors there; weights are loaded from such files"
             )
@@ -330,26 +339,20 @@ class Vllm:
                 "the KV connector cannot forget the KV of the old weights: update without drop_kv, "
                 "or run without a connector"
             )
-        self._sources[version] = source
+        self._sources.name(version, source)
         self._load(version)
-        if drop_kv:
-            up.engine.reset_prefix_cache(reset_running_requests=True)
+        weight_transfer.forget_prefixes(up.engine, up.scheduler, version, drop_kv=drop_kv)
         return up.capacity.weights_bytes
 
     def _load(self, version: int) -> None:
-        with self._weights(version) as folder:
-            self._up.engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+        up = self._up
+        if path := self._sources.file(version):
+            weight_transfer.load(up.engine, path, None if up.met else up.seat)
+            up.met = True
+        else:
+            with self._sources.folder(version) as folder:
+                up.engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
         self._version = version
-
-    @contextmanager
-    def _weights(self, version: int) -> Iterator[str]:
-        """Give the directory of these weights, while they are read."""
-        if source := self._sources.get(version, "") or self._spec.model:
-            yield source
-            return
-        with tempfile.TemporaryDirectory(prefix="tiny-model-") as made:
-            write_model(Path(made), self._spec.seed, version)
-            yield made
 
     def measure(
         self, batch: int, context_tokens: int, prefill_tokens: int, steps: int

@@ -124,7 +124,7 @@ class Ranks:
             answers.append(answer)
         return answers
 
-    def build(self, tp: int, version: int = 0, **degrees: int) -> list[Any]:
+    def build(self, tp: int, version: int = 0, source: str = "", **degrees: int) -> list[Any]:
         up = self.ranks[: math.prod([tp, degrees.get("pp", 1), degrees.get("dp", 1)])]
         first = free_ports()
         orders = [
@@ -137,6 +137,7 @@ class Ranks:
                 port=first + 1,
                 ports=15,
                 version=version,
+                source=source,
             )
             for rank in range(len(up))
         ]
