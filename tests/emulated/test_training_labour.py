@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from zlib import crc32
@@ -15,8 +17,10 @@ from training_pod import DENSE, EXPERTS, LIMIT_NS, Pod, pod, run, samples, spec
 from agents import weights_file
 from agents.training.contents import layer_words, words
 from agents.training.exchange import Exchange, WrongResult
+from agents.training.folder import sweep
 from harness.clock import NS_PER_S
 from harness.model.shape import ModelShape
+from harness.processes import start_ticks
 from harness.wire.messages import Done, Failure
 from harness.wire.training import (
     CloseTraining,
@@ -248,6 +252,55 @@ def test_a_missing_node_is_noticed_and_nothing_is_left(tmp_path: Path) -> None:
             assert gone.error == "Forgotten"
 
     run(test())
+
+
+def test_closing_while_ranks_still_meet_leaves_none(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with pod(tmp_path) as p:
+            node = p.nodes[0]
+            opening = asyncio.create_task(node.ask(p.opening(spec("DP2TP2"))(0), Failure))
+            while (crew := node.labour._open) is None or len(crew._seats) < 2:  # noqa: ASYNC110 - from outside
+                await asyncio.sleep(0.005)
+            node.pids = {rank: seat.child.pid for rank, seat in crew._seats.items()}
+            await node.ask(CloseTraining(), Done)
+            assert (await opening).error == "RankDied"
+            assert node.living() == []
+
+    run(test())
+
+
+AGENT = """
+import asyncio, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from training_pod import Node, Pod, spec
+from harness.wire.training import PublishWeights, TrainingOpen, WeightsPublished
+
+async def main():
+    node = Node(Path(sys.argv[2]) / "logs")
+    opened = await node.ask(Pod([node, node]).opening(spec("DP1"))(1), TrainingOpen)
+    published = await node.ask(PublishWeights(version=0), WeightsPublished)
+    print(opened.pids[0], published.path, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_ranks_die_with_their_agent_and_the_next_one_deletes_its_files(tmp_path: Path) -> None:
+    here = str(Path(__file__).parent)
+    argv = [sys.executable, "-c", AGENT, here, str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout is not None
+        pid, path = agent.stdout.readline().split()
+        agent.kill()
+    due_ns = time.monotonic_ns() + LIMIT_NS
+    while start_ticks(int(pid)) is not None:
+        assert time.monotonic_ns() < due_ns
+        time.sleep(0.005)
+    assert Path(path).exists()
+    sweep()
+    assert not Path(path).parent.exists()
 
 
 def test_what_cannot_be_split_so_is_refused(tmp_path: Path) -> None:

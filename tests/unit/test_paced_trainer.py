@@ -101,6 +101,7 @@ def test_a_model_that_cannot_be_split_so_is_refused() -> None:
 def test_contents_follow_from_seed_version_and_place_alone() -> None:
     whole = words(7, 3, range(1000))
     assert (words(7, 3, range(200, 300)) == whole[200:300]).all()
+    assert (words(7, 3, range(100_000))[-900:] == words(7, 3, range(99_100, 100_000))).all()
     assert len(np.unique(whole)) == 1000
     for other in (words(7, 4, range(1000)), words(8, 3, range(1000))):
         assert not (other == whole).any()
