@@ -134,9 +134,10 @@ def work_s(costs: Costs, seats: int, given: Shares, instances: Sequence[int]) ->
     """
     sums = given.sums
     k = np.array(instances, np.float64)[:, None]
-    room = k * np.minimum(seats, costs.kv_capacity_tokens / np.maximum(sums.kv_mean, 1.0))
-    fits = sums.peak <= k * costs.kv_capacity_tokens
-    seated = np.minimum(np.where(fits, k * seats, np.maximum(room, k)), sums.total)
+    room = np.floor(costs.kv_capacity_tokens / np.maximum(sums.kv_mean, 1.0)).clip(1, seats)
+    fullest = np.ceil(sums.above / k[:, :, None] - 1e-9)
+    fits = (sums.held_mean * fullest).max(axis=2) <= costs.kv_capacity_tokens
+    seated = np.minimum(k * np.where(fits, seats, room), sums.total)
     waits = sums.total > seated
     total_s = np.zeros(waits.shape)
     for mask, queued in ((~waits, False), (waits, True)):
@@ -155,6 +156,7 @@ class _Sums:
     """Sums over the buckets below a length, (R, J + 1), of a share's requests.
 
     `knots` (J + 1,) begin with 0. `turns` (R, J + 1): of the queue, at the knots; see above.
+    (R, J): how many are not below, `above`, and the KV of one of them when the bucket ends.
     """
 
     knots: Floats
@@ -165,7 +167,8 @@ class _Sums:
     product: Floats
     total: Floats
     kv_mean: Floats
-    peak: Floats
+    above: Floats
+    held_mean: Floats
     turns: Floats
 
     @classmethod
@@ -181,21 +184,32 @@ class _Sums:
         product = below(given.context * lengths)
         total = count[:, -1]
         above, held = total[:, None] - count, context[:, -1:] - context
-        peak = (held[:, :-1] + above[:, :-1] * lengths).max(axis=1)
+        held_mean = held[:, :-1] / np.maximum(above[:, :-1], 1e-9) + lengths
         kv_mean = (product[:, -1] + square[:, -1] / 2) / np.maximum(length[:, -1], 1e-9)
         knots = np.concatenate([[0.0], lengths])
         reached = np.maximum(length + above * knots, 1e-9)
         turns = np.maximum.accumulate(knots * count / reached, axis=1)
-        return cls(knots, count, context, length, square, product, total, kv_mean, peak, turns)
+        return cls(
+            knots,
+            count,
+            context,
+            length,
+            square,
+            product,
+            total,
+            kv_mean,
+            above[:, :-1],
+            held_mean,
+            turns,
+        )
 
 
 def _together_s(costs: Costs, sums: _Sums, row: Ints, k: Floats) -> Floats:
     """Return the time of shares that all have seats; one entry a (share, instances)."""
-    lengths, width = sums.knots[1:], np.diff(sums.knots)
-    running = (sums.total[:, None] - sums.count)[row, :-1]
-    held = (sums.context[:, -1:] - sums.context)[row, :-1] + running * (lengths - width / 2)
+    width = np.diff(sums.knots)
+    running = sums.above[row]
     batch = np.ceil(running / k[:, None] - 1e-9)
-    step_s = costs.step_s(batch, held / np.maximum(running, 1e-9) * batch)
+    step_s = costs.step_s(batch, (sums.held_mean[row] - width / 2) * batch)
     return np.asarray((np.where(running > 0, step_s, 0.0) * width).sum(axis=1))
 
 
