@@ -22,6 +22,8 @@ NAMES = {
     "calibration": "paced at vLLM's measured speed against vLLM itself, CPU build",
     "training": "paced training: a step against formula and bare collectives; announcing",
     "loop": "300 runs of the RL loop with faults, in virtual time: is a sample lost or too old?",
+    "balancer": "the fast loop: one decision for 64 instances and 16,384 requests",
+    "policies": "samples/s under every policy, in virtual time; has options of its own",
     "light": "map updates, dark times on packets, throughput, steering; needs root",
 }
 
