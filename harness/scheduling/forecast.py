@@ -287,8 +287,8 @@ def _maxima(spread: Floats, most: float) -> Floats:
     """Return lengths that the longest may have, rising to the most: dense where it is likely."""
     low = max(1.0, min(float(np.median(spread)), most) / 8)
     about = float(spread[spread < most / 2].max(initial=low))
-    near = about * np.geomspace(0.5, 2.0, 13)
-    tokens = np.concatenate((np.geomspace(low, max(low, most), 12), near, [most - 0.5]))
+    near = about * np.geomspace(0.5, 2.0, 9)
+    tokens = np.concatenate((np.geomspace(low, max(low, most), 8), near, [most - 0.5]))
     return np.append(np.unique(tokens[(tokens >= low) & (tokens < most)]), most)
 
 

@@ -20,10 +20,12 @@ NAMES = {
     "leaks": "50 cycles of switches: files, threads, processes, memory early and late",
     "vllm": "real vLLM on CPU: switches under load, tokens compared, rebuild against restart",
     "calibration": "paced at vLLM's measured speed against vLLM itself, CPU build",
+    "sync": "weights down chains and trees of porters against a bare broadcast; needs root",
     "training": "paced training: a step against formula and bare collectives; announcing",
     "loop": "300 runs of the RL loop with faults, in virtual time: is a sample lost or too old?",
     "balancer": "the fast loop: one decision for 64 instances and 16,384 requests",
     "policies": "samples/s under every policy, in virtual time; has options of its own",
+    "forecast": "remaining work: errors against simpler forecasts on all workloads; time",
     "light": "map updates, dark times on packets, throughput, steering; needs root",
 }
 
