@@ -207,10 +207,11 @@ class _Remaining:
         mean, variance = np.sum(pooled * means, (0, 1)), np.sum(pooled * variances, (0, 1))
         of_group = coarse @ means[:, :, -1]
         shared = np.sum(weights * of_group**2) - np.sum(np.sum(weights * of_group, axis=1) ** 2)
-        log_chances = np.log(chances).reshape(len(chances), -1).astype(np.float32)
-        within = (coarse.astype(np.float32) @ log_chances).reshape(*weights.shape, -1)
-        within = np.sum(np.exp(within + log_weights.astype(np.float32)[:, :, None]), axis=1)
-        log_chance = np.sum(np.log(np.maximum(within, TINY), dtype=np.float64), axis=0)
+        within = np.zeros((len(coarse), len(tokens)))
+        for node in range(weights.shape[1]):  # one by one: what fits a cache is done sooner
+            all_of_group = np.exp(coarse @ np.log(chances[:, node]))
+            within += weights[:, node, None] * all_of_group
+        log_chance = np.sum(np.log(np.maximum(within, TINY)), axis=0)
         return _Sums(log_chance, mean, variance + shared * (mean / mean[-1]) ** 2)
 
     def _shared(self, scores: Floats) -> _Shared:
