@@ -186,6 +186,9 @@ class Rl(Strict, frozen=True, kw_only=True, tag_field="do", tag="rl"):
     ``static:8xTP1``, ``static:4xTP1+1xTP4``; static policies assign requests when a batch begins,
     with ``/least_loaded`` behind them as instances have room."""
     staleness_max: int = 1
+    batches: Literal["overlap", "one_at_a_time"] = "overlap"
+    """`one_at_a_time`: a batch begins only when the one before has ended, which is how one-step
+    asynchronous training is published; `overlap` keeps engines busy through its tail."""
     prompts_per_step: int = 0
     """Of a batch; 0: as many as the workload's step has."""
     order: Literal["in_order", "first_ready"] = "in_order"

@@ -36,7 +36,7 @@ from harness.run.rl.viewing import finished_of
 from harness.run.session import Session
 from harness.scheduling.policies import Policy, assign, parse_policy
 from harness.scheduling.view import Finished
-from harness.tasks import beside
+from harness.tasks import beside, together
 
 LOOK_NS = 50 * NS_PER_MS
 POOL_NS = 500 * NS_PER_MS
@@ -144,7 +144,8 @@ class Loop:
             async with beside(self._look()), beside(self.pilot.run()) as self.piloting:
                 self.piloting.add_done_callback(lambda _: self.fleet.look())
                 while self.version < step.steps:
-                    await self._train(await self._complete(self.version))
+                    groups = await self._complete(self.version)
+                    await together([self._train(groups), self._ask()])
                     await self._ask()
         session.record.event("rl", loop_row(self))
 
@@ -156,11 +157,10 @@ class Loop:
             await self._go_on(kept)
         elif self.trainees.real or self.base:
             await self.syncs.sync(0)
-        if self.policy.plans and not self.open:
-            await self.pilot.replan(must=True, coming=len(flat(self.batches[:1])[0]))
-        self.begin_ns = self.step_end_ns = self.clock.now_ns()
-        self.trainees.busy_ns = 0
         await self._ask()
+        self.begin_ns = self.step_end_ns = self.clock.now_ns()
+        self.asked_ns = dict.fromkeys(self.asked_ns, self.begin_ns)
+        self.trainees.busy_ns = 0
 
     async def _go_on(self, kept: Kept) -> None:
         """Take over what a run that was killed had: weights, samples, and how old they are."""
@@ -191,17 +191,28 @@ class Loop:
     # -- the pipeline ---------------------------------------------------------------------------
 
     async def _ask(self) -> None:
-        """Ask for every batch that may begin under the weights that are up."""
-        while self.rollouts.asked < self.step.steps and self.rollouts.may_ask(self.version):
+        """Ask for every batch that may begin under the weights that are up.
+
+        Where nothing runs, nothing is in the way of a switch: then requests wait for the planner.
+        """
+        places = list(self.fleet.places) if self.policy.plans and not self.open else []
+        self.fleet.refuse(places)
+        while self._may_ask():
             batch = self.rollouts.asked
             groups = [self._fresh(batch, samples) for samples in self.batches[batch]]
             self.rollouts.ask(groups)
-            if self.policy.plans and batch and not self.open:  # nothing is in a switch's way
-                await self.pilot.replan(must=True, coming=sum(map(len, groups)))
             self._send([request for group in groups for request in group])
             self.asked_ns[batch] = self.clock.now_ns()
             self.pilot.batch = batch
             self.pilot.look()
+        if places and self.open:
+            await self.pilot.replan(must=True)
+        self.fleet.accept(name for name in places if name in self.fleet.places)
+
+    def _may_ask(self) -> bool:
+        if self.open and self.step.batches == "one_at_a_time":
+            return False
+        return self.rollouts.asked < self.step.steps and self.rollouts.may_ask(self.version)
 
     def _fresh(self, batch: int, samples: Sequence[ReplayRequest]) -> list[ReplayRequest]:
         prompt = samples[0].prompt

@@ -111,9 +111,9 @@ class Pilot:
 
     # -- the slow loop --------------------------------------------------------------------------
 
-    async def replan(self, *, must: bool = False, coming: int = 0) -> None:
+    async def replan(self, *, must: bool = False) -> None:
         """Decide whether another layout should be up, and bring it up."""
-        view, entries = self.view(coming)
+        view, entries = self.view()
         begin_ns = self.clock.now_ns()
         expected = foresee(view)
         decided = plan(view, expected, self.compute, self._settings(), must=must)
@@ -210,7 +210,7 @@ class Pilot:
 
     # -- what is seen ---------------------------------------------------------------------------
 
-    def view(self, coming: int = 0) -> tuple[View, Sequence[Entry]]:
+    def view(self) -> tuple[View, Sequence[Entry]]:
         """Return the pool now, and the open requests in the order of its rows."""
         entries = self.entries()
         seen = view_of(
@@ -218,7 +218,6 @@ class Pilot:
             entries,
             self.history(),
             cap_tokens=self.cap_tokens,
-            coming=coming,
             switched_s=self.switched_s,
             moved=self.moved,
             truth=truth_of(entries) if self.policy.knows else None,
