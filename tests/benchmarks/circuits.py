@@ -32,7 +32,7 @@ MOST = 1.03
 
 
 @contextmanager
-def _network() -> Iterator[tuple[Topology, Network]]:
+def network_of_four() -> Iterator[tuple[Topology, Network]]:
     bench = load_bench(BENCH)
     topology = topology_of(bench)
     network = build(topology, bench.links)
@@ -42,7 +42,7 @@ def _network() -> Iterator[tuple[Topology, Network]]:
         tear_down(network.record)
 
 
-def _light_the_ring(stack: ExitStack, topology: Topology, network: Network) -> None:
+def light_the_ring(stack: ExitStack, topology: Topology, network: Network) -> None:
     links = plan_shape(topology, "ring", Shape(template="ring")).links
     for name, settings in network.lights.items():
         light = open_light(settings)
@@ -55,7 +55,7 @@ def _light_the_ring(stack: ExitStack, topology: Topology, network: Network) -> N
 
 
 def run() -> dict[str, Any]:
-    with _network() as (topology, network), ExitStack() as stack:
+    with network_of_four() as (topology, network), ExitStack() as stack:
         places = [
             collective.Place(
                 ("nsenter", f"--net={namespace_path(network.netns[name])}", "--"), "eth0"
@@ -64,7 +64,7 @@ def run() -> dict[str, Any]:
         ]
         store_host = network.coordinator_address
         electrical = collective.run(places, sizes=ELECTRICAL_SIZES, store_host=store_host)
-        _light_the_ring(stack, topology, network)
+        light_the_ring(stack, topology, network)
         ring = collective.run(places, sizes=RING_SIZES, store_host=store_host)
     gains = {
         name: round(electrical[name]["harness_ms"] / row["harness_ms"], 3)
