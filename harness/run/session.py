@@ -29,6 +29,7 @@ from harness.wire.messages import (
 
 if TYPE_CHECKING:  # a fleet is built from a session
     from harness.run.generation.fleet import Fleet
+    from harness.run.rl.trainees import Trainees
 
 R = TypeVar("R", bound=Message)
 
@@ -65,6 +66,8 @@ class Session:
     fleet: Fleet | None = None
     """Engines that generate, from the first ``generate`` step on."""
     training_asked: TrainingAsked | None = None
+    trainees: Trainees | None = None
+    """Ranks that train without learning, from the first loop on."""
     keep: Path = Path("checkpoint")
     """Where loops leave their checkpoints."""
     resume: Path | None = None

@@ -60,6 +60,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     policy: int
     """Which of the step's policies, by index."""
     version: int
+    trained_version: int
+    """The same, as the ranks count."""
     digest: str
     asked: int
     dropped: int
@@ -118,6 +120,7 @@ def write_checkpoint(loop: Loop, folder: Path) -> None:
         step=loop.number,
         policy=loop.index,
         version=loop.version,
+        trained_version=loop.trainees.version,
         digest=loop.digest,
         asked=loop.rollouts.asked,
         dropped=loop.rollouts.dropped,

@@ -24,6 +24,7 @@ from harness.run.generation.asked import GenerationAsked
 from harness.run.generation.ledger import Entry
 from harness.run.generation.opening import open_fleet
 from harness.run.generation.stages import Pace
+from harness.run.rl.asked import TrainingAsked
 from harness.run.rl.checkpoint import Kept, read_checkpoint, trainer_folder, write_checkpoint
 from harness.run.rl.dropping import drop
 from harness.run.rl.rollouts import Group, Rollouts
@@ -125,16 +126,16 @@ class Loop:
                     layout=first,
                 )
             self.fleet = session.fleet
-            self.tokens_before = self.fleet.ledger.tokens
+            ledger = self.fleet.ledger
+            self.tokens_before = ledger.tokens
+            self.amiss_before = ledger.lost_tokens, ledger.doubled_tokens
             self.pilot = pilot_of(self, asked, compute)
-            timeout_ns = round(step.train_timeout_s * NS_PER_S)
-            self.trainees = await stack.enter_async_context(
-                Trainees.opened(session, training, timeout_ns=timeout_ns)
-            )
-            self.trainees.number = self.number
+            self.trainees = await self._trainees(stack, training)
             self.syncs = Syncs(session, self.fleet, self.trainees, step, self.number)
             self.syncs.policy = self.policy.name
-            self.base = self.syncs.base = self.fleet.version + bool(self.fleet.version)
+            self.base = self.syncs.base = self.fleet.version + (
+                self.trainees.real and bool(self.fleet.version)
+            )
             await self.syncs.open()
             stack.push_async_callback(self.syncs.close)
             await self.pilot.bring_up(first)
@@ -148,14 +149,38 @@ class Loop:
                     await together([self._train(groups), self._ask()])
                     await self._ask()
         session.record.event("rl", loop_row(self))
+        self._judge()
+
+    def _judge(self) -> None:
+        """Raise `StepFailed` where tokens do not add up."""
+        ledger, (lost, doubled) = self.fleet.ledger, self.amiss_before
+        if (ledger.lost_tokens, ledger.doubled_tokens) != (lost, doubled):
+            raise StepFailed(
+                f"{ledger.lost_tokens - lost} tokens were lost and "
+                f"{ledger.doubled_tokens - doubled} delivered twice"
+            )
 
     # -- begin and end --------------------------------------------------------------------------
+
+    async def _trainees(self, stack: AsyncExitStack, asked: TrainingAsked) -> Trainees:
+        """Return the ranks that train: fresh ones where they learn, else those of the run."""
+        timeout_ns = round(self.step.train_timeout_s * NS_PER_S)
+        opened = Trainees.opened(self.session, asked, timeout_ns=timeout_ns)
+        if asked.spec.mode == "real":
+            trainees = await stack.enter_async_context(opened)
+        else:
+            session = self.session
+            if session.trainees is None:
+                session.trainees = await session.closing.enter_async_context(opened)
+            trainees = session.trainees
+        trainees.number, trainees.base = self.number, trainees.version
+        return trainees
 
     async def _begin(self, kept: Kept | None) -> None:
         """Have the first weights everywhere, and the first batches asked for."""
         if kept is not None:
             await self._go_on(kept)
-        elif self.trainees.real or self.base:
+        elif self.trainees.real:
             await self.syncs.sync(0)
         await self._ask()
         self.begin_ns = self.step_end_ns = self.clock.now_ns()
@@ -168,7 +193,7 @@ class Loop:
         if saved.digest != self.digest:
             text = "its requests were others: same scenario, workload and seed are needed"
             raise UsageError(f"{kept.folder}: cannot go on from it; {text}")
-        await self.trainees.load(kept.trainer, saved.version)
+        await self.trainees.load(kept.trainer, saved.trained_version, saved.version)
         self.version = saved.version
         await self.syncs.sync(saved.version)
         saved.restore(self.rollouts)
@@ -195,8 +220,14 @@ class Loop:
 
         Where nothing runs, nothing is in the way of a switch: then requests wait for the planner.
         """
-        places = list(self.fleet.places) if self.policy.plans and not self.open else []
-        self.fleet.refuse(places)
+        if self.open or not self.policy.plans:
+            self._ask_all()
+        elif self._may_ask():
+            with self.fleet.dispatcher.holding():
+                self._ask_all()
+                await self.pilot.replan(must=True)
+
+    def _ask_all(self) -> None:
         while self._may_ask():
             batch = self.rollouts.asked
             groups = [self._fresh(batch, samples) for samples in self.batches[batch]]
@@ -205,9 +236,6 @@ class Loop:
             self.asked_ns[batch] = self.clock.now_ns()
             self.pilot.batch = batch
             self.pilot.look()
-        if places and self.open:
-            await self.pilot.replan(must=True)
-        self.fleet.accept(name for name in places if name in self.fleet.places)
 
     def _may_ask(self) -> bool:
         if self.open and self.step.batches == "one_at_a_time":

@@ -37,7 +37,7 @@ def compute_of(asked: GenerationAsked, fleet: Fleet | None = None) -> Compute:
         )
     most = max(asked.gpus_of.values())
     layouts = [Layout(1, tp=tp) for tp in TENSOR_DEGREES if tp <= most]
-    seen = fleet.speeds_seen() if fleet is not None else {}
+    seen = fleet.speeds.seen if fleet is not None else {}
     capacity = min(
         (p.capacity.blocks * p.capacity.block_tokens for p in fleet.places.values())
         if fleet is not None

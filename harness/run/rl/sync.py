@@ -152,7 +152,7 @@ class Syncs:
         begin_ns = self._now()
         answer, spans = await self.trainees.publish()
         took_s = (self._now() - begin_ns) / NS_PER_S
-        if answer.version != version:
+        if answer.version != self.trainees.base + version:
             raise StepFailed(f"weights {version} were asked for, {answer.version} published")
         return _Gathered(answer, min(took_s, _longest_s(spans)))
 

@@ -62,7 +62,7 @@ def step_row(
     train_ns: tuple[int, int],
 ) -> dict[str, object]:
     """Return the row of the step that has just been made and synced; it is added to the totals."""
-    version, now_ns = trained.version, loop.clock.now_ns()
+    version, now_ns = trained.version - loop.trainees.base, loop.clock.now_ns()
     begin_ns = loop.asked_ns.get(version, loop.begin_ns)
     ends_ns = sorted(entry.last_token_ns for entry in used)
     batch_end_ns = ends_ns[-1]

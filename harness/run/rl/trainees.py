@@ -50,7 +50,7 @@ STORE_PORT = 29500
 
 
 class Trainees:
-    """See the module. `version` is that of the weights the ranks have."""
+    """See the module. Versions in calls are those of the loop."""
 
     def __init__(self, session: Session, asked: TrainingAsked, *, timeout_ns: int) -> None:
         self._session, self._asked, self._timeout_ns = session, asked, timeout_ns
@@ -62,6 +62,9 @@ class Trainees:
         self.number = 0
         """Of the step of the scenario, for rows."""
         self.version = 0
+        """Of the weights the ranks have: it goes on from loop to loop."""
+        self.base = 0
+        """What the ranks call version 0 of the loop that is under way."""
         self.busy_ns = 0
         """How long steps took, in all."""
         self.facts: dict[str, str] = {}
@@ -105,7 +108,7 @@ class Trainees:
         try:
             while True:
                 try:
-                    return await self._step(version, samples)
+                    return await self._step(self.base + version, samples)
                 except CommandFailed as error:
                     await self._again(error)
         finally:
@@ -122,10 +125,11 @@ class Trainees:
         await self._all(KeepTrainer(path=str(folder)), Done)
         self._kept = folder
 
-    async def load(self, folder: Path, version: int) -> None:
-        """Go on from a folder that holds the state of `version`."""
+    async def load(self, folder: Path, trained_version: int, version: int) -> None:
+        """Go on from a folder with the ranks' `trained_version`, which the loop calls `version`."""
         await self._all(KeepTrainer(path=str(folder), load=True), Done)
-        self._kept, self.version = folder, version
+        self._kept, self.version = folder, trained_version
+        self.base = trained_version - version
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -182,7 +186,7 @@ class Trainees:
         )
         await self._open()
         if self._kept is not None:
-            await self.load(self._kept, self.version)
+            await self.load(self._kept, self.version, self.version - self.base)
 
     async def _watch(self, node: str) -> None:
         """Write a row of each phase that a node tells, until it is lost or all is closed."""
