@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.weights_file import read_header
+from agents.weights_file import Tensor, read_header, write
 from harness.errors import BadFile
 
 _HIDDEN, _INTERMEDIATE, _VOCAB, _LAYERS = 64, 128, 512, 2
@@ -45,10 +45,9 @@ CONFIG: dict[str, Any] = {
 
 def write_model(folder: Path, seed: int, version: int = 0) -> None:
     """Write ``config.json`` and the weights of `version` into an existing folder."""
-    from safetensors.numpy import save_file
-
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    save_file(_weights(seed, version), folder / "model.safetensors", {"format": "pt"})
+    tensors = [Tensor(name, "F32", w.shape, w) for name, w in _weights(seed, version).items()]
+    write(folder / "model.safetensors", tensors)
 
 
 def model_of_file(folder: Path, weights: str, model: str = "") -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,6 +68,8 @@ def _scales(rope: Mapping[str, Any] | None) -> bool:
 class Decoder(nn.Module):
     """The whole model, or the `layers` of it that a pipeline's stage has."""
 
+    model: Any
+
     def __init__(self, config: Config, layers: range | None = None) -> None:
         super().__init__()
         shape = config.shape
@@ -104,7 +107,9 @@ class Layer(nn.Module):
         self.input_layernorm = nn.RMSNorm(hidden, epsilon)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = nn.RMSNorm(hidden, epsilon)
-        self.mlp = Experts(config) if config.shape.experts else Mlp(hidden, config.shape.intermediate)
+        self.mlp = (
+            Experts(config) if config.shape.experts else Mlp(hidden, config.shape.intermediate)
+        )
 
     def forward(self, hidden: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
         """Hidden states in and out."""
@@ -157,7 +162,7 @@ class Mlp(nn.Module):
 class Experts(nn.Module):
     """Routed experts: every token goes through its `experts_per_token` likeliest ones.
 
-    `exchange` is there under EP: this rank then has only `own` of them, and sends each token where
+    `exchange` is there under EP: this rank then keeps a share of them, and sends each token where
     its experts are.
     """
 
@@ -171,6 +176,12 @@ class Experts(nn.Module):
         )
         self.exchange: Any = None
 
+    def keep(self, place: int, ranks: int) -> None:
+        """Keep one of as many equal shares of the experts as there are ranks."""
+        for name in list(self.experts):
+            if int(name) * ranks // self.gate.out_features != place:
+                del self.experts[name]
+
     def forward(self, hidden: Tensor) -> Tensor:
         """Hidden states in and out."""
         flat = hidden.flatten(0, 1)
@@ -180,15 +191,14 @@ class Experts(nn.Module):
         order = chosen.flatten().argsort(stable=True)  # copies of tokens, expert by expert
         counts = chosen.flatten().bincount(minlength=self.gate.out_features)
         copies = flat[order // self._each]
-        answers = self.exchange(copies, counts, self._own) if self.exchange else self._own(
-            copies, counts
-        )
+        through = self._own if self.exchange is None else partial(self.exchange, compute=self._own)
+        answers = through(copies, counts)
         weighted = answers * shares.flatten()[order].unsqueeze(1)
         return torch.zeros_like(flat).index_add(0, order // self._each, weighted).view_as(hidden)
 
     def _own(self, copies: Tensor, counts: Tensor) -> Tensor:
-        """Copies of tokens sorted by this rank's experts, `counts` for each, through them."""
-        parts = copies.split(counts.tolist())
+        """Put copies of tokens, sorted by this rank's experts, `counts` for each, through them."""
+        parts = torch.split(copies, counts.tolist())
         return torch.cat([mlp(p) for mlp, p in zip(self.experts.values(), parts, strict=True)])
 
 

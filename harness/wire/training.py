@@ -105,6 +105,8 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     version_last: int
     prompt: tuple[int, ...] = ()
     response: tuple[int, ...] = ()
+    log_probs: tuple[float, ...] = ()
+    """Of the response's tokens as they were drawn, at the trainer's temperature; (): not known."""
 
 
 class TrainStep(Message, frozen=True, kw_only=True, tag="train_step"):
