@@ -173,3 +173,19 @@ def test_an_engine_is_launched_with_a_files_weights(ranks: Ranks, tmp_path: Path
     ranks.submit(ledger)
     assert run(ranks, ledger) == fresh
     assert {output.version for output in ledger.outputs if output.count} == {9}
+
+
+def test_nothing_of_a_transfer_outlives_the_engine(ranks: Ranks, tmp_path: Path) -> None:
+    path, seen = weights(tmp_path, 3), []
+    for _ in range(3):
+        ranks.build(2)
+        update(ranks, path, 3, drop_kv=True)
+        ranks.leave()
+        seen.append([held(rank.process.pid) for rank in ranks.ranks])
+    assert seen[-1] == seen[0]
+
+
+def held(pid: int) -> tuple[int, int]:
+    """Open files, and threads."""
+    process = Path(f"/proc/{pid}")
+    return len(list((process / "fd").iterdir())), len(list((process / "task").iterdir()))
