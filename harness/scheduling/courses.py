@@ -64,7 +64,7 @@ def staying(
     if not np.isfinite(placed.lasts_s) or even is None:
         return placed if np.isfinite(placed.lasts_s) else None
     moves = _uneven(pool)
-    if moves and settings.moves_per_s_max <= 0:
+    if settings.moves_per_s_max <= 0 and (pool.at >= 0).any():
         return placed
     spread_s = max(even.total_s, moves / settings.moves_per_s_max if moves else 0.0)
     if spread_s >= placed.lasts_s:
@@ -114,11 +114,17 @@ class Later(NamedTuple):
 
 
 def course_of(pool: Pool, option: Option, compute: Compute) -> Course:
-    """Follow an option: of each kind the instance that has the longest requests, dealt in turn."""
-    work = pool.work
+    """Follow an option: every instance, or of each kind the one that has the longest requests."""
+    work, followed = pool.work, []
+    if option.dealt:
+        at = np.array(option.dealt)
+        for kind in option.kinds:
+            for name in kind.names:
+                one = _follow(work, np.flatnonzero(at == name), kind.layout, compute)
+                followed.append(one._replace(after_s=option.cost_s))
+        return Course(option.total_s, tuple(followed), option.mix)
     order = np.argsort(-work.expected, kind="stable")
     parts = [order] if len(option.kinds) == 1 else [order[: option.cut], order[option.cut :]]
-    followed = []
     for kind, part in zip(option.kinds, parts, strict=True):
         count = len(kind.names)
         dealt = part[np.argsort(-work.remaining[part], kind="stable")][::count]

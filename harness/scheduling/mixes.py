@@ -11,18 +11,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 
 from harness.model.layout import Layout, Mix
 from harness.model.placement import place
 from harness.scheduling.compute import Compute, Costs
+from harness.scheduling.dealing import FEW, Dealer
 from harness.scheduling.pooled import Open, Shares, compute_s, cuts_of, shares, work_s
 from harness.scheduling.view import Floats, Instance, Ints
 
 COUNTS = 8
 """So many ways to divide the GPUs between two kinds of instances are looked at, at most."""
+IMPROVED = 6
+"""So many of the best deals of few requests are improved."""
 
 Placed = Mapping[str, Layout]
 """Name -> layout of each instance alone."""
@@ -67,6 +70,8 @@ class Option:
     total_s: float
     kept: bool
     """Nothing changes: it is what there is."""
+    dealt: tuple[str, ...] = ()
+    """Name of each request's instance, where few are dealt one by one."""
 
     @property
     def cost_s(self) -> float:
@@ -81,16 +86,17 @@ def mix_of(layouts: Iterable[Layout]) -> Mix:
     return Mix(_times(layout, counts[layout]) for layout in ordered)
 
 
-def mixes(kinds: Sequence[Layout], gpus_of: Mapping[str, int]) -> list[Mix]:
-    """Return the mixes worth a look: every kind alone, and every two that share the GPUs."""
-    alone = [(kind, sum(_left(gpus_of, kind, 0, kind))) for kind in kinds]
+def mixes(kinds: Sequence[Layout], gpus_of: Mapping[str, int], *, three: bool = False) -> list[Mix]:
+    """Return the mixes worth a look: every kind alone, every two that share the GPUs, or three."""
+    alone = [(kind, sum(_left(gpus_of, [], kind))) for kind in kinds]
     found = [Mix((_times(kind, count),)) for kind, count in alone if count]
-    for small, large in combinations(kinds, 2):
-        most = sum(_left(gpus_of, large, 0, large))
-        for count in _spaced(most):
-            rest = sum(_left(gpus_of, large, count, small))
+    for several in [*combinations(kinds, 2), *(combinations(kinds, 3) if three else ())]:
+        small, *larger = several
+        for counts in product(*(_spaced(sum(_left(gpus_of, [], kind))) for kind in larger)):
+            parts = [_times(kind, n) for kind, n in zip(larger, counts, strict=True)]
+            rest = sum(_left(gpus_of, parts[::-1], small))
             if rest:
-                found.append(Mix((_times(small, rest), _times(large, count))))
+                found.append(Mix((_times(small, rest), *parts)))
     return found
 
 
@@ -102,19 +108,59 @@ def options(
     switch_s: float,
 ) -> list[Option]:
     """Return what could be, the soonest to end first; what there is is among them if it can be."""
-    candidates = [(mix, _placed(mix, gpus_of)) for mix in mixes(kinds, gpus_of)]
+    few = len(pool.work) <= FEW
+    candidates = [(mix, _placed(mix, gpus_of)) for mix in mixes(kinds, gpus_of, three=few)]
     here = pool.placed
     if here:
         candidates = [(mix, placed) for mix, placed in candidates if placed != here]
-        if len(pool.mix) <= 2:
+        if len(pool.mix) <= 2 + few:
             candidates.append((pool.mix, here))
+    found = (_few if few else _many)(pool, compute, candidates, switch_s)
+    return sorted((each for each in found if np.isfinite(each.total_s)), key=_soonest)
+
+
+def _many(
+    pool: Pool, compute: Compute, candidates: Sequence[tuple[Mix, Placed]], switch_s: float
+) -> list[Option]:
+    """Return the options, with shares of the requests for each kind of instance."""
     counts: dict[Layout, set[int]] = {}
     for mix, _ in candidates:
         for part in mix:
             counts.setdefault(one_of(part), set()).add(part.instances)
     table = _Table(pool, compute, counts)
-    found = [table.option(mix, placed, here, switch_s) for mix, placed in candidates]
-    return sorted((each for each in found if np.isfinite(each.total_s)), key=_soonest)
+    return [table.option(mix, placed, pool.placed, switch_s) for mix, placed in candidates]
+
+
+def _few(
+    pool: Pool, compute: Compute, candidates: Sequence[tuple[Mix, Placed]], switch_s: float
+) -> list[Option]:
+    """Return the options, with few requests dealt one by one; the best ones are improved."""
+    here, tried = pool.placed, []
+    for mix, placed in candidates:
+        names = tuple(placed)
+        place_of = {name: index for index, name in enumerate(names)}
+        same = [name if here.get(name) == placed.get(name) else "" for name in here]
+        stays = np.array([*(place_of.get(name, -1) for name in same), -1])[pool.at]
+        stays = np.where(pool.work.computes > 0, -1, stays)
+        delay_s = np.array([0.0 if name in same else switch_s for name in names])
+        dealer = Dealer(pool.work, compute, tuple(placed.values()), stays, delay_s)
+        tried.append((dealer.timed(dealer.deal()), dealer, mix, placed))
+    tried.sort(key=lambda each: each[0].total_s)
+    found = []
+    for rank, (dealt, dealer, mix, placed) in enumerate(tried):
+        better = dealer.timed(dealer.improved(dealt.at)) if rank < IMPROVED else dealt
+        names = tuple(placed)
+        kinds = tuple(_kind(one_of(part), placed, here) for part in mix)
+        found.append(
+            Option(mix, kinds, 0, better.work_s, better.total_s, placed == here,
+                   tuple(names[index] for index in better.at))
+        )  # fmt: skip
+    return found
+
+
+def _kind(layout: Layout, placed: Placed, here: Placed) -> Kind:
+    names = tuple(name for name, each in placed.items() if each == layout)
+    return Kind(layout, names, frozenset(name for name in names if here.get(name) == layout))
 
 
 class _Table:
@@ -141,11 +187,8 @@ class _Table:
 
     def option(self, mix: Mix, placed: Placed, here: Placed, switch_s: float) -> Option:
         """Return the option with the cut that is best."""
-        kinds = []
-        for layout in sorted({one_of(part) for part in mix}, key=self._pace_s.__getitem__):
-            names = tuple(name for name, each in placed.items() if each == layout)
-            kept = frozenset(name for name in names if here.get(name) == layout)
-            kinds.append(Kind(layout, names, kept))
+        by_pace = sorted(map(one_of, mix), key=self._pace_s.__getitem__)
+        kinds = [_kind(layout, placed, here) for layout in by_pace]
         timed = [self._times_s(kind, switch_s) for kind in kinds]
         cuts = len(self.given.cuts)
         if len(kinds) == 1:
@@ -193,14 +236,18 @@ def _times(layout: Layout, instances: int) -> Layout:
     return Layout(instances, layout.tp, layout.pp, layout.ep, layout.dp)
 
 
-def _left(gpus_of: Mapping[str, int], large: Layout, count: int, small: Layout) -> list[int]:
-    """Return how many `small` instances each node has room for behind `count` large ones."""
-    found, left = [], count
-    for gpus in gpus_of.values():
-        here = min(left, gpus // large.gpus_per_instance)
-        left -= here
-        found.append((gpus - here * large.gpus_per_instance) // small.gpus_per_instance)
-    return found
+def _left(gpus_of: Mapping[str, int], before: Sequence[Layout], kind: Layout) -> list[int]:
+    """Return how many instances each node has room for behind others; none if those do not fit."""
+    free = list(gpus_of.values())
+    for layout in before:
+        left = layout.instances
+        for node, gpus in enumerate(free):
+            here = min(left, gpus // layout.gpus_per_instance)
+            left -= here
+            free[node] -= here * layout.gpus_per_instance
+        if left:
+            return []
+    return [gpus // kind.gpus_per_instance for gpus in free]
 
 
 def _spaced(most: int) -> list[int]:

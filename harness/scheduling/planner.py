@@ -63,8 +63,8 @@ def plan(
         return Plan(None, _nothing_fits(pool, kinds, view), 0.0)
     stay = staying(pool, found, compute, settings)
     kept = next((option for option in found if option.kept), None)
-    best, waits = _best(found, stay), None
-    if stay is not None and best is not None and not must:
+    best, waits = _best(found, stay, must=must), None
+    if stay is not None and best is not None and not must and best.total_s < stay.lasts_s:
         best, waits = _ahead(pool, found, stay, compute, settings)
     if best is None:
         left_s = stay.lasts_s if stay else 0.0
@@ -123,12 +123,16 @@ def _lengths(view: View, remaining: Floats) -> Floats:
     return lengths
 
 
-def _best(found: Sequence[Option], stay: Course | None) -> Option | None:
-    """Return the change after which all would have ended soonest; None where none is sooner."""
-    changing = next((option for option in found if not option.kept), None)
-    if changing is None or (stay is not None and changing.total_s >= stay.lasts_s):
-        return None
-    return changing
+def _best(found: Sequence[Option], stay: Course | None, *, must: bool) -> Option | None:
+    """Return the change after which all would have ended soonest; None where none is sooner.
+
+    Unless it must be decided now, one that would be sooner if it cost nothing is worth telling.
+    """
+    changing = [option for option in found if not option.kept]
+    if not changing or stay is None or changing[0].total_s < stay.lasts_s:
+        return changing[0] if changing else None
+    best = min(changing, key=lambda option: option.work_s)
+    return None if must or best.work_s >= stay.lasts_s else best
 
 
 def _ahead(
@@ -162,10 +166,11 @@ def _refusal(
     if rested_s < settings.rest_s:
         return f"the last switch ended {rested_s:.1f} s ago: rests {settings.rest_s:g} s"
     saved_s = stay.lasts_s - best.work_s - best.cost_s
+    margin = 100 * settings.gain_min
     if saved_s <= settings.gain_min * stay.lasts_s:
         return (
             f"{best.mix} would end in {best.work_s:.1f} s against {stay.lasts_s:.1f} s as it is: "
-            f"not worth a switch of {best.cost_s:.1f} s and a margin of {settings.gain_min:.0%}"
+            f"not worth a switch of {best.cost_s:.1f} s and a margin of {margin:g} %"
         )
     if waits is not None:
         return (
@@ -180,7 +185,7 @@ def _praise(best: Option, stay: Course | None) -> str:
     ends = f"{best.mix} ends in {best.work_s:.1f} s"
     if stay is None:
         return f"{ends}, the soonest of all that fit"
-    return f"{ends} against {stay.lasts_s:.1f} s as it is, for a switch of {best.cost_s:.1f} s"
+    return f"{ends} against {stay.lasts_s:.1f} s as it is; the switch adds {best.cost_s:.1f} s"
 
 
 def _nothing_fits(pool: Pool, kinds: Sequence[Layout], view: View) -> str:
@@ -194,18 +199,24 @@ def _nothing_fits(pool: Pool, kinds: Sequence[Layout], view: View) -> str:
 
 
 def _assigned(view: View, pool: Pool, option: Option | None) -> dict[str, str]:
-    """Return the instance of each request, where there are two kinds; else it does not matter.
+    """Return the instance of each request where that matters: with several kinds, or few requests.
 
-    Whoever runs on a kept instance of its kind stays; the others go where there are fewest.
+    Whoever runs on a kept instance of its kind stays; the others go where there are fewest. As
+    long as nothing changes, only queued requests are told where to go.
     """
-    if option is None or len(option.kinds) == 1:
+    if option is None or (len(option.kinds) == 1 and (option.kept or not option.dealt)):
         return {}
-    fast, slow = option.kinds
-    order = np.argsort(-pool.work.expected, kind="stable")
-    assigned: dict[str, str] = {}
-    for kind, rows in ((fast, order[: option.cut]), (slow, order[option.cut :])):
-        _deal(view, pool, kind, rows, assigned)
-    return assigned
+    assigned = dict(zip(view.requests.ids, option.dealt, strict=False))  # who comes has no id yet
+    if not option.dealt:
+        fast, slow = option.kinds
+        order = np.argsort(-pool.work.expected, kind="stable")
+        for kind, rows in ((fast, order[: option.cut]), (slow, order[option.cut :])):
+            _deal(view, pool, kind, rows, assigned)
+    if not option.kept:
+        return assigned
+    return {
+        id_: assigned[id_] for id_, at in zip(view.requests.ids, pool.at, strict=False) if at < 0
+    }
 
 
 def _deal(view: View, pool: Pool, kind: Kind, rows: Ints, assigned: dict[str, str]) -> None:

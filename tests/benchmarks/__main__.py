@@ -26,6 +26,7 @@ NAMES = {
     "balancer": "the fast loop: one decision for 64 instances and 16,384 requests",
     "policies": "samples/s under every policy, in virtual time; has options of its own",
     "forecast": "remaining work: errors against simpler forecasts on all workloads; time",
+    "planner": "the slow loop: time of a look at 64 instances; distance to the exact optimum",
     "light": "map updates, dark times on packets, throughput, steering; needs root",
 }
 
