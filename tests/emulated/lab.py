@@ -109,8 +109,9 @@ class Lab:
         )
         (self.folder / "scenario.toml").write_text(scenario)
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self, *options: str) -> subprocess.Popen[str]:
         argv = [sys.executable, "-m", "harness", "run", "scenario.toml", "--runs", str(self.runs)]
+        argv += options
         process = subprocess.Popen(
             argv,
             cwd=self.folder,
@@ -127,8 +128,8 @@ class Lab:
         out, _ = process.communicate(timeout=limit_s)
         return process.returncode, out
 
-    def run(self, limit_s: float = LIMIT_S) -> tuple[int, str]:
-        return self.finish(self.start(), limit_s)
+    def run(self, *options: str, limit_s: float = LIMIT_S) -> tuple[int, str]:
+        return self.finish(self.start(*options), limit_s)
 
     def harness(self, *arguments: str, limit_s: float = LIMIT_S) -> tuple[int, str]:
         done = subprocess.run(

@@ -22,6 +22,7 @@ from harness.run.generation.loading import load_weights
 from harness.run.generation.places import by_node
 from harness.run.rl.trainees import Trainees
 from harness.run.session import MESSAGE_NS, Session
+from harness.seeds import unpredictable
 from harness.tasks import beside, together
 from harness.wire.asks import CommandFailed
 from harness.wire.generation import Span
@@ -97,7 +98,6 @@ class Syncs:
     base: int = 0
     """What engines call version 0 of this loop: for them, versions never go back."""
     _listens: dict[str, str] = field(default_factory=dict)
-    _count: int = 0
     _paths: dict[str, str] = field(default_factory=dict)
     _first: dict[str, str] = field(default_factory=dict)
     """The first that were brought: what the fault `noop` loads again and again."""
@@ -158,8 +158,7 @@ class Syncs:
 
     async def _carry(self, made: Synced, published: WeightsPublished, *, broken: bool) -> None:
         """Send the file along the path; all receivers answer when they have it, verified."""
-        self._count += 1
-        transfer = f"{self.session.bench.store}#{self.number}.{self._count}"
+        transfer = f"{unpredictable().getrandbits(128):032x}"  # whoever knows it may send
         children = children_of(made.receivers, self.step.sync)
         timeout_ns = round(self.step.sync_timeout_s * NS_PER_S)
         expects = {
