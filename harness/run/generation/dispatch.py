@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 
 from harness.clock import NS_PER_S
 from harness.errors import AgentLost
@@ -40,7 +39,6 @@ class Dispatcher:
         self._ledger, self._places, self._nodes = roster.ledger, roster.places, roster.nodes
         self._roster, self._changing, self._failed = roster, changing, failed
         self._queue: deque[str] = deque()
-        self._holding = False
         self._wanted = asyncio.Event()
         self._refusals: dict[str, dict[int, str]] = {}
         """By id: why places, by serial, would not have it."""
@@ -57,16 +55,6 @@ class Dispatcher:
         else:
             self._queue.extend(ids)
         self.look()
-
-    @contextmanager
-    def holding(self) -> Iterator[None]:
-        """Send nothing that is queued while the body runs."""
-        self._holding = True
-        try:
-            yield
-        finally:
-            self._holding = False
-            self.look()
 
     def unqueue(self, ids: Iterable[str]) -> None:
         """Take requests out of the queue, whether they are in it or not."""
@@ -153,12 +141,13 @@ class Dispatcher:
         found: dict[str, list[str]] = {}
         passed: list[str] = []
         looked_past = 0  # of those that any could have: one that is bound is in nobody's way
-        while self._queue and not self._holding and looked_past < LOOK_PAST_MAX:
+        while self._queue and looked_past < LOOK_PAST_MAX:
             if not any(candidate.takes(1) for candidate in everywhere.values()):
                 break
             entry = self._ledger.entries[self._queue.popleft()]
             bound = everywhere.get(entry.assigned)
-            if bound is not None and not bound.takes(1):
+            coming = bound is None and entry.assigned and self._changing()
+            if coming or (bound is not None and not bound.takes(1)):
                 passed.append(entry.id)
                 continue
             wanted = self._wanted_of(entry, living)

@@ -102,7 +102,7 @@ class Fleet:
             tear_down=self._kill,
             build=self._build_again,
         )
-        self.dispatcher = Dispatcher(
+        self._dispatcher = Dispatcher(
             self._roster,
             changing=lambda: self.changing.locked() or self._keeper.starting > 0,
             failed=self._keeper.give_up,
@@ -110,7 +110,7 @@ class Fleet:
         self._watching = Watching(
             self._roster,
             stall_ns=stall_ns,
-            queue=lambda ids: self.dispatcher.queue(ids, ahead=True),
+            queue=lambda ids: self._dispatcher.queue(ids, ahead=True),
             give_up=self._keeper.give_up,
         )
         self._withdrawing = Withdrawing(self._roster, self._watching)
@@ -153,7 +153,7 @@ class Fleet:
     @property
     def queued(self) -> int:
         """Requests that wait here for an instance."""
-        return self.dispatcher.queued
+        return self._dispatcher.queued
 
     @property
     def instances(self) -> int:
@@ -244,7 +244,7 @@ class Fleet:
         """Let the router send requests to these instances, but for the dead."""
         for name in names:
             self.places[name].accepting = not self.places[name].dead
-        self.dispatcher.look()
+        self._dispatcher.look()
 
     def refuse(self, names: Iterable[str]) -> None:
         """Let it send them none; those under way still arrive."""
@@ -261,23 +261,23 @@ class Fleet:
         added = self.ledger.add(requests, self.session.bench.clock.now_ns())
         for id_, name in (assignment or {}).items():
             self.ledger.entries[id_].assigned = name
-        self.dispatcher.queue(added, ahead=False)
+        self._dispatcher.queue(added, ahead=False)
 
     def resume(self, ids: Iterable[str]) -> None:
         """Queue requests that the ledger has queued, as an earlier run left them."""
-        self.dispatcher.queue(ids, ahead=False)
+        self._dispatcher.queue(ids, ahead=False)
 
     def assign(self, assignment: Mapping[str, str]) -> None:
         """Bind open requests to instances (id -> name; "" to any), from when they are sent next."""
         for id_, name in assignment.items():
             if (entry := self.ledger.entries.get(id_)) is not None:
                 entry.assigned = name
-        self.dispatcher.look()
+        self._dispatcher.look()
 
     def let_go(self, ids: Iterable[str]) -> None:
         """Forget held or queued requests that nobody wants any longer."""
         ids = list(ids)
-        self.dispatcher.unqueue(ids)
+        self._dispatcher.unqueue(ids)
         for id_ in ids:
             self.ledger.drop(id_)
 
@@ -286,15 +286,15 @@ class Fleet:
         ids = list(ids)
         for id_ in ids:
             self.ledger.requeue(id_)
-        self.dispatcher.queue(ids, ahead=True)
+        self._dispatcher.queue(ids, ahead=True)
 
     def seat_for(self, id_: str) -> Place | None:
         """Return the least loaded instance that has a seat for a request at once, if one has."""
-        return self.dispatcher.seat_for(id_)
+        return self._dispatcher.seat_for(id_)
 
     async def submit_to(self, name: str, works: Sequence[Work], timeout_ns: int) -> Submitted:
         """Send held requests to one instance, past the router; those it refuses stay held."""
-        return await self.dispatcher.submit(self.places[name], works, timeout_ns)
+        return await self._dispatcher.submit(self.places[name], works, timeout_ns)
 
     async def withdraw(
         self,
@@ -353,7 +353,7 @@ class Fleet:
                 self._roster.note(node, text)
         for node in self.gpus_of:
             self._background.start(self._watching.watch(node))
-        self._background.start(self.dispatcher.run(self._background))
+        self._background.start(self._dispatcher.run(self._background))
 
     async def _close(self) -> None:
         await self._keeper.close()
@@ -367,13 +367,15 @@ class Fleet:
         capacity = built.capacities[instance.name]
         if self.spec.engine == "vllm" and self.ledger.prompts is None:
             self.ledger.prompts = Prompts(capacity.vocab, self.spec.seed, self._block_tokens)
+        nothing = nothing_yet(self.session.bench.clock.now_ns())
         place = Place(
             node=node,
             instance=instance,
             capacity=capacity,
             kv_peers=built.kv_peers.get(instance.name, ()),
             serial=next(self._serials),
-            sampled=nothing_yet(self.session.bench.clock.now_ns()),
+            sampled=nothing,
+            rated=nothing,
             built_in_round=self._watching.round(node),
         )
         self.places[instance.name] = place

@@ -25,6 +25,8 @@ class Place:
     serial: int
     sampled: Stats
     """As of the last row of progress."""
+    rated: Stats
+    """As of when the service rate was taken last."""
     stats: Stats | None = None
     accepting: bool = False
     admitting: bool = True
@@ -41,7 +43,7 @@ class Place:
     sent_since: int = 0
     """Requests sent that `stats` may not count yet."""
     tokens_per_s: float = 0.0
-    """As of the last row of progress; 0: not known yet."""
+    """Its service rate lately; 0: not known."""
     built_in_round: int = 0
     """Watch of its node in which it was built: what that one tells may be of its predecessor."""
     life: Life | None = None

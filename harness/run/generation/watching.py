@@ -19,6 +19,8 @@ WATCH_NS = 250 * NS_PER_MS
 """How long a node may be silent; then it tells its stats at least."""
 PROGRESS_NS = 250 * NS_PER_MS
 """Between two rows of an instance's progress."""
+RATE_NS = NS_PER_S
+"""Over how long a service rate is taken: tokens come in portions, which must not look like it."""
 
 
 class Watching:
@@ -116,6 +118,7 @@ class Watching:
         self._roster.preemptions += stats.preemptions - (before.preemptions if before else 0)
         place.sent_since = len(place.arriving)
         self._progress(place, stats)
+        _rate(place, stats)
         now_ns = self._roster.now_ns()
         place.life = look(
             place.life,
@@ -148,8 +151,7 @@ class Watching:
         place.sampled = stats
         if not (tokens or at_work):
             return
-        place.tokens_per_s = tokens * NS_PER_S / lasted_ns
-        self._roster.speeds.measured(place.instance.layout, place.tokens_per_s)
+        self._roster.speeds.measured(place.instance.layout, tokens * NS_PER_S / lasted_ns)
         self._roster.session.record.event(
             "progress",
             {
@@ -163,3 +165,13 @@ class Watching:
                 "preemptions": stats.preemptions - before.preemptions,
             },
         )
+
+
+def _rate(place: Place, stats: Stats) -> None:
+    """Take the service rate of an instance that has been at work since the last time."""
+    before = place.rated
+    if not (stats.running and before.running):
+        place.rated, place.tokens_per_s = stats, 0.0
+    elif (lasted_ns := stats.t_ns - before.t_ns) >= RATE_NS:
+        tokens = stats.generated_tokens - before.generated_tokens
+        place.rated, place.tokens_per_s = stats, tokens * NS_PER_S / lasted_ns

@@ -216,18 +216,8 @@ class Loop:
     # -- the pipeline ---------------------------------------------------------------------------
 
     async def _ask(self) -> None:
-        """Ask for every batch that may begin under the weights that are up.
-
-        Where nothing runs, nothing is in the way of a switch: then requests wait for the planner.
-        """
-        if self.open or not self.policy.plans:
-            self._ask_all()
-        elif self._may_ask():
-            with self.fleet.dispatcher.holding():
-                self._ask_all()
-                await self.pilot.replan(must=True)
-
-    def _ask_all(self) -> None:
+        """Ask for every batch that may begin under the weights that are up; then plan for them."""
+        idle = not self.open
         while self._may_ask():
             batch = self.rollouts.asked
             groups = [self._fresh(batch, samples) for samples in self.batches[batch]]
@@ -236,6 +226,8 @@ class Loop:
             self.asked_ns[batch] = self.clock.now_ns()
             self.pilot.batch = batch
             self.pilot.look()
+        if idle and self.open and self.policy.plans:
+            await self.pilot.replan()  # it decides before anything is sent
 
     def _may_ask(self) -> bool:
         if self.open and self.step.batches == "one_at_a_time":

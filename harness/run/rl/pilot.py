@@ -8,7 +8,7 @@ decided is journaled with what the truth would have made of it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import StepFailed, UsageError
 from harness.model.layout import Mix
+from harness.model.placement import place
 from harness.model.scenario import Generate, Rl
 from harness.run.generation.fleet import Fleet
 from harness.run.generation.generate import switch_row
@@ -111,12 +112,12 @@ class Pilot:
 
     # -- the slow loop --------------------------------------------------------------------------
 
-    async def replan(self, *, must: bool = False) -> None:
+    async def replan(self) -> None:
         """Decide whether another layout should be up, and bring it up."""
         view, entries = self.view()
         begin_ns = self.clock.now_ns()
         expected = foresee(view)
-        decided = plan(view, expected, self.compute, self._settings(), must=must)
+        decided = plan(view, expected, self.compute, self._settings())
         solve_ms = (self.clock.now_ns() - begin_ns) / NS_PER_MS
         self._tell_forecast(view, expected, entries)
         outcome = "taken" if decided.wanted else "stayed"
@@ -126,8 +127,7 @@ class Pilot:
         try:
             if decided.wanted is not None:
                 in_hindsight = self._would_stay(view, entries)
-                self.fleet.assign(decided.assignment)  # they are sent as soon as there is room
-                made = await self._switch(decided.wanted)
+                made = await self._switch(decided.wanted, decided.assignment)
                 if made.outcome == "switched":
                     self.counts.taken += 1
                     self.counts.wasted += in_hindsight
@@ -150,8 +150,14 @@ class Pilot:
             text = f"{wanted} could not be brought up: {made.error}"
             raise UsageError(text) if made.outcome == "refused" else StepFailed(text)
 
-    async def _switch(self, wanted: Mix) -> Made:
+    async def _switch(self, wanted: Mix, assignment: Mapping[str, str] | None = None) -> Made:
+        """Bring a layout up; requests that are queued wait for their instance from now on."""
+        going = self._going(wanted)
+        self.fleet.refuse(going)
+        self.fleet.assign(assignment or {})
         made = await self.switches.make(wanted)
+        if made.outcome == "refused":
+            self.fleet.accept(name for name in going if name in self.fleet.places)
         self.switched_s = self._now_s()
         if made.outcome == "switched":
             self._switch_s.append((made.end_ns - made.begin_ns) / NS_PER_S)
@@ -159,6 +165,17 @@ class Pilot:
         self.session.record.event("parallelism", row)
         self._index += 1
         return made
+
+    def _going(self, wanted: Mix) -> list[str]:
+        """Return instances that accept requests, and would not be kept; none if it does not fit."""
+        lost = self.fleet.lost
+        try:
+            usable = {node: n for node, n in self.fleet.gpus_of.items() if node not in lost}
+            kept = {instance for there in place(wanted, usable).values() for instance in there}
+        except UsageError:
+            return []
+        places = self.fleet.places.values()
+        return [at.name for at in places if at.accepting and at.instance not in kept]
 
     def _would_stay(self, view: View, entries: Sequence[Entry]) -> bool:
         """Whether somebody who knows all lengths would not switch: then it is wasted."""
