@@ -32,6 +32,8 @@ class ReplayRequest(msgspec.Struct, frozen=True):
     arrival_ns: int = 0
     blocks: tuple[int, ...] = ()
     """Ids of the first prompt's blocks, in order; equal ids are the same tokens after the same."""
+    batch: int = 0
+    """Of an RL loop: for which of its batches it is asked. A workload's steps may come again."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -202,7 +202,7 @@ class Loop:
         for entry in saved.entries():
             self.fleet.ledger.restore(entry)
             if entry.state == "finished":
-                self.ended.setdefault(entry.request.step, []).append(entry)
+                self.ended.setdefault(entry.request.batch, []).append(entry)
             else:
                 self.open[entry.id] = entry
         self.fleet.resume(self.open)
@@ -282,7 +282,7 @@ class Loop:
 
     def _incomplete(self) -> str:
         """Say which samples are still being waited for."""
-        oldest = min(self.open.values(), key=lambda entry: (entry.request.step, entry.arrived_ns))
+        oldest = min(self.open.values(), key=lambda entry: (entry.request.batch, entry.arrived_ns))
         return (
             f"the samples of step {self.version} are not complete within the scenario's timeout_s: "
             f"{len(self.open)} are open, the first {oldest.id}, which has {oldest.total_tokens} "
@@ -330,7 +330,7 @@ class Loop:
         if entry.state == "refused":
             self.refused = entry
             return
-        self.ended.setdefault(entry.request.step, []).append(entry)
+        self.ended.setdefault(entry.request.batch, []).append(entry)
         self.rollouts.ended(entry.id, (entry.version_oldest or 0) - self.base)
 
     def _note_begun(self) -> None:

@@ -21,7 +21,7 @@ Batch = list[list[ReplayRequest]]
 def batches_of(replay: Replay, step: Rl) -> list[Batch]:
     """Return `step.steps` batches; the workload's steps are repeated in turn.
 
-    Every batch has prompts of its own: a request's `step` becomes the batch's number. Raises
+    Then the same prompts come again, as in another epoch; `batch` tells them apart. Raises
     `UsageError` where a workload step has fewer prompts than asked.
     """
     by_step: dict[int, dict[int, list[ReplayRequest]]] = {}
@@ -35,7 +35,7 @@ def batches_of(replay: Replay, step: Rl) -> list[Batch]:
         raise UsageError(f"prompts_per_step = {wanted}: a step of the workload has {least}")
     return [
         [
-            [msgspec.structs.replace(r, step=k, arrival_ns=0) for r in samples]
+            [msgspec.structs.replace(r, batch=k, arrival_ns=0) for r in samples]
             for samples in there[k % len(there)][:wanted]
         ]
         for k in range(step.steps)

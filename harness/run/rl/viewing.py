@@ -58,7 +58,7 @@ def finished_of(batch: int, entries: Iterable[Entry]) -> Finished:
 
 def group_of(entry: Entry) -> int:
     """Return the number that samples of one prompt share, unique over steps of the workload."""
-    return entry.request.step << 32 | entry.request.prompt
+    return entry.request.batch << 32 | entry.request.prompt
 
 
 def _instance(fleet: Fleet, place: Place) -> Instance:
@@ -86,7 +86,7 @@ def _requests(entries: Sequence[Entry], index: dict[str, int]) -> Requests:
         context=_ints(entry.known_tokens for entry in entries),
         at=_ints(index.get(entry.at, -1) for entry in entries),
         running=np.array([entry.resumed_ns > 0 for entry in entries], dtype=np.bool_),
-        batch=_ints(entry.request.step for entry in entries),
+        batch=_ints(entry.request.batch for entry in entries),
     )
 
 
