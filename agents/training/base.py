@@ -1,4 +1,4 @@
-"""What a rank asks of a trainer, and what it gives it: the ranks' groups. Pure, but for torch's types.
+"""What a rank asks of a trainer, and what it gives it: its groups. Pure, but for torch's types.
 
 A trainer is made on every rank, in the same order; all of its methods are collective: every rank
 calls the same one. It never catches what a broken group raises: the rank ends, and the labour says

@@ -179,20 +179,26 @@ class TorchTrainer:
     # -- weights and state ---------------------------------------------------------------------
 
     def publish(self, path: Path | None) -> None:
-        """Gather the weights at rank 0, which writes them in float32, by Hugging Face's names."""
-        mine = self._owned()
+        """Gather the weights; the rank that is given a path, rank 0, writes them in float32."""
+        weights = self.whole_weights()
+        if path is not None:
+            weights_file.write(path, [_written(name, weights[name]) for name in sorted(weights)])
+
+    def whole_weights(self) -> dict[str, Tensor]:
+        """Return all weights by Hugging Face's names at rank 0, some of them elsewhere."""
+        weights = self._owned()
+        own = [(name, tuple(tensor.shape)) for name, tensor in weights.items()]
         lists: list[list[tuple[str, tuple[int, ...]]]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(lists, [(name, tuple(t.shape)) for name, t in mine.items()])
+        dist.all_gather_object(lists, own)
         if self._groups.rank:
-            for tensor in mine.values():
+            for tensor in weights.values():
                 dist.send(tensor, 0)
-            return
+            return weights
         for source, names in enumerate(lists[1:], 1):
             for name, shape in names:
-                mine[name] = torch.empty(shape, device=self._groups.device)
-                dist.recv(mine[name], source)
-        if path is not None:
-            weights_file.write(path, [_written(name, mine[name]) for name in sorted(mine)])
+                weights[name] = torch.empty(shape, device=self._groups.device)
+                dist.recv(weights[name], source)
+        return weights
 
     def _owned(self) -> dict[str, Tensor]:
         """Return the weights, whole, that no rank before this one has; collective."""

@@ -161,7 +161,7 @@ class Training(Strict, frozen=True, kw_only=True):
     micro_batch_tokens: int = 16384
     nodes: tuple[str, ...] = ()
     model: str = ""
-    learning_rate: float = 3e-3
+    learning_rate: float = 6e-3
     clip: float = 0.2
     """real: how far a token's probability ratio may go from 1 before it teaches no more."""
     task: Literal["class_of_prompt"] = "class_of_prompt"

@@ -40,7 +40,7 @@ class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     flops_share: float = 0.4
     bytes_scale: float = 1e-3
     micro_batch_tokens: int = 16384
-    learning_rate: float = 3e-3
+    learning_rate: float = 6e-3
     clip: float = 0.2
     temperature: float = 1.0
     """At which responses are drawn."""

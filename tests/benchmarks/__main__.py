@@ -22,6 +22,7 @@ NAMES = {
     "calibration": "paced at vLLM's measured speed against vLLM itself, CPU build",
     "sync": "weights down chains and trees of porters against a bare broadcast; needs root",
     "training": "paced training: a step against formula and bare collectives; announcing",
+    "learns": "the real trainer on its task, drawing by itself: does the reward rise, how fast?",
     "loop": "300 runs of the RL loop with faults, in virtual time: is a sample lost or too old?",
     "balancer": "the fast loop: one decision for 64 instances and 16,384 requests",
     "policies": "samples/s under every policy, in virtual time; has options of its own",
