@@ -24,13 +24,13 @@ def uniform(layouts: Sequence[Layout], gpus_of: Mapping[str, int]) -> Iterator[M
 
 
 def two_types(layouts: Sequence[Layout], gpus_of: Mapping[str, int]) -> Iterator[Mix]:
-    """Yield all mixes of two layouts that take every GPU: of the larger ones 1, 2, ... more."""
+    """Yield all mixes of two layouts that take every GPU: of the larger one 1, 2, ... instances."""
     gpus = sum(gpus_of.values())
     for few, many in combinations(sorted(layouts, key=lambda one: one.gpus_per_instance), 2):
         small, large = few.gpus_per_instance, many.gpus_per_instance
         for count in range(1, gpus // large + 1):
             rest, left = divmod(gpus - count * large, small)
-            if small < large and rest and not left:
+            if rest and not left:
                 mix = Mix((_times(few, rest), _times(many, count)))
                 if _fits(mix, gpus_of):
                     yield mix
