@@ -26,4 +26,6 @@ def test_the_hold_of_the_bench_file_lengthens_the_dark_time_of_packets(tmp_path:
         # the silence is known to a beacon at either end, and beacons come late on a busy machine
         assert 0.9 * (HOLD_MS + SWITCH_MS) <= row["dark_ms"] < HOLD_MS + SWITCH_MS + 100
         after_light_ms = (row["stages"]["path_verified"] - row["stages"]["light"]) / 1e6
-        assert after_light_ms >= 0.5 * HOLD_MS  # the meter was read long before packets went through
+        assert (
+            after_light_ms >= 0.5 * HOLD_MS
+        )  # the meter was read long before packets went through

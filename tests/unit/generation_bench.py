@@ -26,10 +26,10 @@ from harness.model.advance import advance_until
 from harness.model.batching import Batching, Limits
 from harness.model.bench import Bench, Node, Tor
 from harness.model.placement import Instance
+from harness.model.profile import costs_of as profile_costs
 from harness.model.replay import ReplayRequest, Turn
 from harness.model.requests import Carried
 from harness.model.scenario import Collectives, Scenario
-from harness.model.profile import costs_of as profile_costs
 from harness.model.steptime import FittedCosts, StepCosts
 from harness.run.session import Session
 from harness.wire.asks import CommandFailed
