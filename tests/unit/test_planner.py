@@ -249,8 +249,11 @@ def test_a_node_that_is_not_usable_gets_no_instance() -> None:
     names = {each.name for each in place(decided.wanted, lost.gpus_of)["g1"]}
     assert decided.wanted.gpus <= 8
     assert set(decided.assignment.values()) <= names
-    whole = plan(view, forecast, COMPUTE, FREE)
-    assert decided.stay_s > 1.02 * whole.stay_s, "what was on the lost node is still open"
+    view, forecast = pool(np.full(3000, 400), "16xTP1", gpus_of={"g0": 8, "g1": 8})
+    whole, halved = (
+        plan(each, forecast, COMPUTE, FREE) for each in (view, replace(view, gpus_of={"g1": 8}))
+    )
+    assert halved.stay_s > 1.3 * whole.stay_s, "what was on the lost node is still open"
 
 
 def test_no_usable_node_is_told() -> None:
