@@ -47,7 +47,7 @@ def test_the_reward_rises_to_four_fifths_of_all_there_is(bench: Lab) -> None:
 
 
 def test_it_does_not_rise_when_engines_load_the_first_weights_again_and_again(bench: Lab) -> None:
-    asked(bench, more=f"sync_faults = {['noop'] * 60}\n".replace("'", '"'))
+    asked(bench, more=f"sync_faults = {['noop'] * 45}\n".replace("'", '"'))
     code, out = bench.run(limit_s=LIMIT_S)
     assert code == 1, out  # its own check says so
     assert max(rewards(bench)) < 0.4

@@ -247,7 +247,7 @@ class Pilot:
             gain_min=self.step.gain_min_pct / 100,
             switch_s=measured or self.step.switch_s or self.guess_s,
             rest_s=self.step.replan_s,
-            moves_per_s_max=self.step.moves_per_s_max,
+            moves_per_s_max=self.step.moves_per_s_max if self.policy.balances else 0.0,
         )
 
     def _now_s(self) -> float:
