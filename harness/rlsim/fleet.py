@@ -247,11 +247,11 @@ class Fleet:
     def _wanted(self, job: Job) -> Wanted:
         carried, bound = job.value, self.engines.get(job.assigned)
         length = carried.prompt_tokens + carried.response_tokens
-        homes = job.home, self._siblings_home.get(job.group, "")
         return Wanted(
             known_tokens=carried.prompt_tokens + carried.produced_tokens,
             length_tokens=length,
-            homes=tuple(home for home in homes if home),
+            home=job.home,
+            sibling=self._siblings_home.get(job.group, ""),
             only=bound.name if bound and length <= bound.length_max_tokens else "",
         )
 

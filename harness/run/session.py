@@ -68,6 +68,8 @@ class Session:
     training_asked: TrainingAsked | None = None
     trainees: Trainees | None = None
     """Ranks that train without learning, from the first loop on."""
+    porters: dict[str, str] = field(default_factory=dict)
+    """By node, where its porter of weights listens; they stay as long as engines may be built."""
     keep: Path = Path("checkpoint")
     """Where loops leave their checkpoints."""
     resume: Path | None = None

@@ -1,8 +1,9 @@
 """Which instance does a request go to? A pure function of what is known at the moment.
 
 To the least loaded one: where a request would wait least for each of its tokens. But a request
-whose earlier turn, or whose prompt's siblings, were somewhere finds their KV there, so it goes back
-unless that instance is loaded by a margin above the least (`STICKY_MARGIN`, `STICKY_REQUESTS`).
+whose earlier turn was somewhere finds its KV there, so it goes back unless that instance is loaded
+by a margin above the least (`STICKY_MARGIN`, `STICKY_REQUESTS`). Where its prompt's siblings went
+only decides between equals: a prompt is soon computed, and siblings tend to be long together.
 Only as many as have seats and KV, and a few more, are sent to an instance: the rest stays with the
 coordinator, where a switch need not fetch them. How long a response will be is not looked at,
 except to tell what an instance could never hold. Lengths in tokens.
@@ -55,15 +56,16 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is known of a request: `length_tokens` at its longest, `homes` the preferred first.
+    """What is known of a request: `length_tokens` at its longest, `home` where its last turn was.
 
-    `only`: the one instance that it is assigned to, "" for any. `refused`: instances that would
-    not have it, and why.
+    `sibling`: where one was sent last. `only`: the one instance that it is assigned to, "" for any.
+    `refused`: instances that would not have it, and why.
     """
 
     known_tokens: int
     length_tokens: int
-    homes: tuple[str, ...] = ()
+    home: str = ""
+    sibling: str = ""
     only: str = ""
     refused: Mapping[str, str] = field(default_factory=dict)
 
@@ -77,11 +79,9 @@ def route(wanted: Wanted, candidates: Iterable[Candidate]) -> Candidate | None:
     }
     if not able:
         return None
-    least = min(able.values(), key=lambda candidate: candidate.load)
-    for home in wanted.homes:
-        if home in able and not _overloaded(able[home], least):
-            return able[home]
-    return least
+    least = min(able.values(), key=lambda c: (c.load, c.name != wanted.sibling))
+    home = able.get(wanted.home)
+    return home if home is not None and not _overloaded(home, least) else least
 
 
 def seat(wanted: Wanted, candidates: Iterable[Candidate]) -> Candidate | None:

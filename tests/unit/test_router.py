@@ -31,11 +31,17 @@ def test_the_least_loaded_gets_it_weighed_by_speed() -> None:
 
 
 def test_it_goes_back_unless_that_is_loaded_by_the_margin() -> None:
-    back = Wanted(known_tokens=10, length_tokens=100, homes=("a", "b"))
+    back = Wanted(known_tokens=10, length_tokens=100, home="a")
     assert chosen(back, at("a", 2), at("b", 0)) == "a"
-    assert chosen(back, at("a", 5), at("b", 2), at("c", 1)) == "b"
+    assert chosen(back, at("a", 5), at("b", 2), at("c", 1)) == "c"
     assert chosen(back, at("a", 104, sequences_max=200), at("c", 90, sequences_max=200)) == "a"
     assert chosen(back, at("c"), at("d", 1)) == "c"
+
+
+def test_siblings_decide_only_between_equals() -> None:
+    with_siblings = Wanted(known_tokens=10, length_tokens=100, sibling="b")
+    assert chosen(with_siblings, at("a", 2), at("b", 2)) == "b"
+    assert chosen(with_siblings, at("a", 1), at("b", 2)) == "a"
 
 
 def test_never_to_one_that_does_not_accept_or_could_not_hold_it() -> None:

@@ -40,8 +40,6 @@ class Dispatcher:
         self._roster, self._changing, self._failed = roster, changing, failed
         self._queue: deque[str] = deque()
         self._wanted = asyncio.Event()
-        self._refusals: dict[str, dict[int, str]] = {}
-        """By id: why places, by serial, would not have it."""
 
     @property
     def queued(self) -> int:
@@ -86,26 +84,29 @@ class Dispatcher:
 
         Raises `CommandFailed` and `AgentLost`.
         """
-        for work in works:
-            self._note_sent(work.carried.id, place)
-        return await self._submit(place, works, timeout_ns)
-
-    # -- inside -----------------------------------------------------------------------------
-
-    async def _submit(self, place: Place, works: Sequence[Work], timeout_ns: int) -> Submitted:
         ids = [work.carried.id for work in works]
+        for id_ in ids:
+            self._note_sent(id_, place)
         try:
-            body = Submit(instance=place.name, works=tuple(works))
-            answer = await self._nodes.ask(place.node, body, Submitted, timeout_ns)
+            answer = await self._ask(place, works, timeout_ns)
         except (CommandFailed, AgentLost):
             self._take_back(place, ids)
             raise
+        self._take_back(place, answer.refused)
+        return answer
+
+    # -- inside -----------------------------------------------------------------------------
+
+    async def _ask(self, place: Place, works: Sequence[Work], timeout_ns: int) -> Submitted:
+        try:
+            body = Submit(instance=place.name, works=tuple(works))
+            answer = await self._nodes.ask(place.node, body, Submitted, timeout_ns)
         finally:
-            place.arriving.difference_update(ids)
+            place.arriving.difference_update(work.carried.id for work in works)
             self._roster.changes.happened()
         for id_, reason in answer.refused.items():
-            self._refusals.setdefault(id_, {})[place.serial] = reason
-        self._take_back(place, answer.refused)
+            if entry := self._ledger.entries.get(id_):
+                entry.refusals[place.serial] = reason
         return answer
 
     def _note_sent(self, id_: str, place: Place) -> None:
@@ -114,22 +115,25 @@ class Dispatcher:
         place.arriving.add(id_)
         place.sent_since += 1
 
-    def _take_back(self, place: Place, ids: Iterable[str]) -> None:
-        """Hold those that are still said to be there: not if it was given up meanwhile."""
-        if self._places.get(place.name) is place:
-            for id_ in ids:
-                if self._ledger.entries[id_].at == place.name:
-                    self._ledger.hold(id_)
+    def _take_back(self, place: Place, ids: Iterable[str]) -> list[str]:
+        """Hold and return those still said to be there: none if it was given up meanwhile."""
+        if self._places.get(place.name) is not place:
+            return []
+        there = set(self._ledger.at(place.name))
+        back = [id_ for id_ in ids if id_ in there]
+        for id_ in back:
+            self._ledger.hold(id_)
+        return back
 
     async def _send(self, place: Place, works: Sequence[Work]) -> None:
+        ids: Iterable[str] = [work.carried.id for work in works]
         try:
-            await self._submit(place, works, SUBMIT_NS)
+            ids = (await self._ask(place, works, SUBMIT_NS)).refused
         except AgentLost:
             pass  # whoever asked first has said so, and the place is given up
         except CommandFailed as error:
             self._failed(place, str(error))
-        entries = self._ledger.entries
-        back = [id_ for work in works if entries[id_ := work.carried.id].state == "held"]
+        back = self._take_back(place, ids)
         for id_ in back:
             self._ledger.requeue(id_)
         self.queue(back, ahead=True)
@@ -203,15 +207,15 @@ class Dispatcher:
         candidate.tokens_per_s = self._tokens_per_s(candidate)
 
     def _wanted_of(self, entry: Entry, living: Iterable[Place]) -> Wanted:
-        siblings = self._ledger.siblings_home.get(entry.sibling, "")
-        refusals = self._refusals.get(entry.id, {})
+        refusals = entry.refusals
         bound = self._places.get(entry.assigned)
         if bound is not None and (bound.dead or bound.length_max_tokens < entry.length_tokens):
             bound = None
         return Wanted(
             known_tokens=entry.known_tokens,
             length_tokens=entry.length_tokens,
-            homes=tuple(home for home in (entry.home, siblings) if home),
+            home=entry.home,
+            sibling=self._ledger.siblings_home.get(entry.sibling, ""),
             only=bound.name if bound is not None else "",
             refused={p.name: refusals[p.serial] for p in living if p.serial in refusals}
             if refusals

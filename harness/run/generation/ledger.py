@@ -60,6 +60,8 @@ class Entry:
     preemptions: int = 0
     reason: str = ""
     """Why it was refused."""
+    refusals: dict[int, str] = field(default_factory=dict)
+    """Why instances, by the serials of their places, would not have it."""
     prompt: array[int] = field(default_factory=lambda: _ids(()))
     output: array[int] = field(default_factory=lambda: _ids(()))
     """Ids of the present turn's context and response; empty where only counts are known."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from harness.run.generation.ledger import Ledger
+from harness.run.generation.ledger import Entry, Ledger
 from harness.run.generation.places import Place
 
 
@@ -49,8 +49,8 @@ class Resumption:
     def sent(self) -> bool:
         """Whether all have been sent to an instance, or every instance is full."""
         full = self._full()
-        entries = (self._ledger.entries[id_] for id_ in self.ids)
-        queued = any(entry.state == "queued" and entry.assigned not in full for entry in entries)
+        there = self._there(self.ids)
+        queued = any(entry.state == "queued" and entry.assigned not in full for entry in there)
         return not queued or self._none_has_room(full)
 
     def begun(self) -> bool:
@@ -71,7 +71,10 @@ class Resumption:
     def _look(self) -> None:
         """Take those that go on, or have ended, from those that stopped."""
         for id_, stop in list(self._stopped.items()):
-            entry = self._ledger.entries[id_]
+            entry = self._ledger.entries.get(id_)
+            if entry is None:  # it has ended and was used, or nobody wants it any longer
+                del self._stopped[id_]
+                continue
             ended = entry.state in {"finished", "refused"} or entry.turn > stop.turn
             first_ns = entry.last_token_ns if ended else entry.resumed_ns
             if first_ns > stop.since_ns:
@@ -85,11 +88,14 @@ class Resumption:
         if not self._stopped:
             return True
         full = self._full()
-        entries = (self._ledger.entries[id_] for id_ in self._stopped)
         return all(
             self._none_has_room(full) if entry.state == "queued" else entry.at in full
-            for entry in entries
+            for entry in self._there(self._stopped)
         )
+
+    def _there(self, ids: Iterable[str]) -> Iterator[Entry]:
+        """Yield the entries of those that the ledger still has."""
+        return (entry for id_ in ids if (entry := self._ledger.entries.get(id_)))
 
     def _none_has_room(self, full: set[str]) -> bool:
         accepting = {name for name, place in self._places.items() if place.accepting}

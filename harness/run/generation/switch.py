@@ -343,7 +343,9 @@ class _Switch:
         firsts += [
             first_ns
             for id_, first_ns in given.resumption.resumed_ns.items()
-            if first_ns > given.built_ns and fleet.ledger.entries[id_].home in comes
+            if first_ns > given.built_ns
+            and (entry := fleet.ledger.entries.get(id_))
+            and entry.home in comes
         ]
         return Silence(given.last_ns, min(firsts, default=0))
 

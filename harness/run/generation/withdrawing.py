@@ -85,7 +85,9 @@ class Withdrawing:
         """Hold what left a place, or should have; return it without what ended meanwhile."""
         held = []
         for id_ in ids:
-            entry = self.roster.ledger.entries[id_]
+            entry = self.roster.ledger.entries.get(id_)
+            if entry is None:
+                continue  # it has ended meanwhile, and was used
             left_before = entry.state == "held" and entry.home == place.name
             if entry.at == place.name or left_before:
                 self.roster.ledger.hold(id_, carried.get(id_))

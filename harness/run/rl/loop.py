@@ -137,7 +137,6 @@ class Loop:
                 self.trainees.real and bool(self.fleet.version)
             )
             await self.syncs.open()
-            stack.push_async_callback(self.syncs.close)
             await self.pilot.bring_up(first)
             stack.push_async_callback(self._leave)
             self.fleet.ledger.on_end = self._on_end

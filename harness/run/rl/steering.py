@@ -76,9 +76,9 @@ def first_layout(
 
 
 def cap_of(asked: GenerationAsked) -> int:
-    """Return the longest that a response may get: what the workload says, or its longest."""
+    """Return the longest that a trajectory's output may get: by the workload, or its longest."""
     if isinstance(asked.workload, GeneratedWorkload):
-        return asked.workload.cap_tokens
+        return asked.workload.cap_tokens * len(asked.workload.turn_weights)
     return max(request.response_tokens for request in asked.replay.requests)
 
 

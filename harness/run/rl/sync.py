@@ -97,21 +97,26 @@ class Syncs:
     policy: str = ""
     base: int = 0
     """What engines call version 0 of this loop: for them, versions never go back."""
-    _listens: dict[str, str] = field(default_factory=dict)
     _paths: dict[str, str] = field(default_factory=dict)
     _first: dict[str, str] = field(default_factory=dict)
     """The first that were brought: what the fault `noop` loads again and again."""
 
     async def open(self) -> None:
-        """Start a porter on every node that sends or receives."""
+        """Start a porter on every node that sends or receives; those that run stay.
+
+        They end when the run does: engines that are built later need the files.
+        """
+        if not self.session.porters:
+            self.session.closing.push_async_callback(self.close)
         nodes = self.session.bench.topology.nodes
         bodies = {node: OpenPorter(address=nodes[node].address) for node in self._all()}
         answers = await self.session.bench.ask_all(bodies, PorterOpen, 3 * MESSAGE_NS)
-        self._listens = {node: answer.listen for node, answer in answers.items()}
+        self.session.porters.update({node: answer.listen for node, answer in answers.items()})
 
     async def close(self) -> None:
         """End all porters that can be reached, and their files."""
-        bodies = {node: ClosePorter() for node in self._listens if node not in self.fleet.lost}
+        there = (node for node in self.session.porters if node not in self.fleet.lost)
+        bodies = {node: ClosePorter() for node in there}
         try:
             await self.session.bench.ask_all(bodies, Done, MESSAGE_NS)
         except (CommandFailed, AgentLost) as error:
@@ -165,7 +170,7 @@ class Syncs:
             node: ExpectWeights(
                 transfer=transfer,
                 version=made.version,
-                children=tuple(self._listens[child] for child in children[node]),
+                children=tuple(self.session.porters[child] for child in children[node]),
             )
             for node in made.receivers
         }
@@ -173,7 +178,7 @@ class Syncs:
             transfer=transfer,
             version=made.version,
             path=published.path,
-            children=(NOBODY if broken else self._listens[made.receivers[0]],),
+            children=(NOBODY if broken else self.session.porters[made.receivers[0]],),
             bucket_bytes=parse_size(self.step.bucket),
             stall_ns=timeout_ns // 2,
         )
