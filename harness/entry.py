@@ -57,6 +57,7 @@ from harness.run.orchestrator import CHECKPOINT, Work, execute, perform_all
 from harness.run.plan import tell_plan
 from harness.run.rl.checkpoint import read_checkpoint
 from harness.run.rl.plan import training_notes
+from harness.run.rl.terms import against
 from harness.run.session import Session
 from harness.seeds import unpredictable
 
@@ -102,17 +103,19 @@ def run_scenario(
     if max_wait_s is not None:
         asked = _waiting(asked, max_wait_s)
     if resume is not None:
-        asked = replace(asked, resume=_left_by(resume, runs_dir))
+        asked = replace(asked, resume=_left_by(resume, runs_dir, asked.scenario))
     return _recorded(asked, runs_dir, progress)
 
 
-def _left_by(run: str, runs_dir: Path) -> Path:
-    """Return the checkpoint folder of a run; raises `UsageError` where it is of no use."""
+def _left_by(run: str, runs_dir: Path, scenario: Scenario) -> Path:
+    """Return the checkpoint folder of a run; raises `UsageError` where it is of no use here."""
     folder = store.find(runs_dir, run)
     if not is_closed(folder.journal) and store.is_held(folder):
         raise UsageError(f"run {folder.id} is still going: stop its process first (Ctrl-C)")
     checkpoint = folder.path.resolve() / CHECKPOINT
-    read_checkpoint(checkpoint)
+    saved = read_checkpoint(checkpoint).checkpoint
+    if reason := against(saved.terms, scenario, saved.step, saved.policy, saved.version):
+        raise UsageError(f"cannot go on from run {folder.id}: {reason}")
     return checkpoint
 
 

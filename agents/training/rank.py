@@ -12,6 +12,7 @@ import argparse
 import faulthandler
 import os
 import queue
+import shutil
 import signal
 import socket
 import sys
@@ -172,6 +173,8 @@ class Rank:
         if not asked.load:
             folder.mkdir(parents=True, exist_ok=True)
             trainer.keep(folder)
+            if asked.instead_of:  # every rank of the node: the first one does it
+                shutil.rmtree(asked.instead_of, ignore_errors=True)
         elif folder.is_dir():
             trainer.load(folder)
             self._version = None

@@ -167,10 +167,14 @@ class WeightsPublished(Message, frozen=True, kw_only=True, tag="weights_publishe
 
 
 class KeepTrainer(Message, frozen=True, kw_only=True, tag="keep_trainer"):
-    """Write (or, with `load`, read) all training state at folder `path` on each node. `Done`."""
+    """Write (or, with `load`, read) all training state at folder `path` on each node. `Done`.
+
+    `instead_of`, a folder that was written before, is deleted once `path` is whole; "" is none.
+    """
 
     path: str
     load: bool = False
+    instead_of: str = ""
 
 
 class WatchTraining(Message, frozen=True, kw_only=True, tag="watch_training"):

@@ -48,6 +48,18 @@ class Changes:
             return predicate()
 
 
+class Changing(asyncio.Lock):
+    """Held by whoever changes the layout; `then` looks after what was left to him meanwhile."""
+
+    then: Callable[[], None] | None = None
+
+    def release(self) -> None:
+        """Let go of it."""
+        super().release()
+        if self.then is not None:
+            self.then()
+
+
 class Background:
     """Tasks that nobody awaits: an error that escapes one of them fails everybody who waits."""
 

@@ -9,25 +9,27 @@ gives up instances that died or stall and starts them anew. Whoever changes the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import Any
 
 from harness.clock import NS_PER_S
 from harness.model.layout import Layout, Mix
 from harness.model.placement import Instance
 from harness.model.prompts import Prompts
 from harness.model.replay import ReplayRequest
-from harness.run.generation.changes import Background, Changes
+from harness.run.generation.changes import Background, Changes, Changing
 from harness.run.generation.dispatch import Dispatcher
 from harness.run.generation.keeper import Keeper
 from harness.run.generation.nodes import Nodes
-from harness.run.generation.places import Place, by_node, engine_row, nothing_yet
+from harness.run.generation.places import Place, built_place, by_node, engine_row
 from harness.run.generation.roster import Roster
 from harness.run.generation.watching import WATCH_NS, Watching
 from harness.run.generation.withdrawing import Left, Withdrawing
 from harness.run.session import MESSAGE_NS, Session
 from harness.scheduling.speed import Speeds
+from harness.scheduling.waves import Placed
 from harness.tasks import to_the_end
 from harness.wire.generation import (
     Admission,
@@ -52,12 +54,8 @@ from harness.wire.messages import Done
 RESTART_NS = 120 * NS_PER_S
 """To end an instance that was given up, and as much to build it anew."""
 CLOSE_NS = 30 * NS_PER_S
-
-Placed = Mapping[str, tuple[Instance, ...]]
-"""Instances by node."""
-
-
-__all__ = ["Fleet", "Left", "Placed"]
+CATCH_UP_NS = 2 * (MESSAGE_NS + WATCH_NS)
+"""A node that takes longer to tell what it has is lost."""
 
 
 class Fleet:
@@ -86,7 +84,9 @@ class Fleet:
         self.sources: dict[str, str] = {}
         """By node, the file that holds weights of that version; none: engines have their own."""
         self.facts: dict[str, dict[str, str]] = {}
-        self.changing = asyncio.Lock()
+        self.out: set[str] = set()
+        """Nodes that answer, but where no layout could be built; another step tries them anew."""
+        self.changing = Changing()
         self._serials = count(1)
         self._block_tokens = block_tokens
         self._changes = Changes()
@@ -99,8 +99,8 @@ class Fleet:
             self._roster,
             self.changing,
             take_all=self._take_all,
-            tear_down=self._kill,
-            build=self._build_again,
+            tear_down=lambda at: self.tear_down([at.name], "restart", RESTART_NS, force=True),
+            build=lambda at: self.build({at.node: (at.instance,)}, "restart", RESTART_NS),
         )
         self._dispatcher = Dispatcher(
             self._roster,
@@ -149,6 +149,11 @@ class Fleet:
     def lost(self) -> Mapping[str, str]:
         """Nodes that are out for good, and why."""
         return self.nodes.lost
+
+    @property
+    def usable(self) -> dict[str, int]:
+        """GPUs of the nodes on which engines can be built, in node order."""
+        return {n: gpus for n, gpus in self.gpus_of.items() if n not in {*self.lost, *self.out}}
 
     @property
     def queued(self) -> int:
@@ -213,7 +218,7 @@ class Fleet:
         }
         answers = await self.nodes.each(bodies, Torn, timeout_ns)
         if force:  # what they still told comes to nothing, before they are built anew
-            await self._watching.caught_up(answers, 2 * (MESSAGE_NS + WATCH_NS))
+            await self._watching.caught_up(answers, CATCH_UP_NS)
         for place in places:
             if place.node in answers or place.node in self.lost:
                 self.places.pop(place.name, None)
@@ -232,6 +237,11 @@ class Fleet:
                 place.admitting = allowed
         answers.complete()
 
+    def abandon(self, node: str, reason: str) -> None:
+        """Build nothing on a node any more, for nothing could be."""
+        self.out.add(node)
+        self._keeper.stays_out(node, reason)
+
     def give_up(self, names: Iterable[str], reason: str) -> None:
         """Take instances for dead: their requests go elsewhere, and they are started anew."""
         for name in names:
@@ -241,15 +251,15 @@ class Fleet:
     # -- requests -----------------------------------------------------------------------
 
     def accept(self, names: Iterable[str]) -> None:
-        """Let the router send requests to these instances, but for the dead."""
+        """Let the router send requests to these instances; the dead get some when they are back."""
         for name in names:
-            self.places[name].accepting = not self.places[name].dead
+            self.places[name].wanted = True
         self._dispatcher.look()
 
     def refuse(self, names: Iterable[str]) -> None:
         """Let it send them none; those under way still arrive."""
         for name in names:
-            self.places[name].accepting = False
+            self.places[name].wanted = False
 
     def add(
         self, requests: Iterable[ReplayRequest], assignment: Mapping[str, str] | None = None
@@ -323,12 +333,20 @@ class Fleet:
             lambda: all(p.dead or (p.stats and not p.stats.running) for p in places), timeout_ns
         )
 
+    async def caught_up(self, nodes: Iterable[str]) -> None:
+        """Wait until all that these nodes have to tell by now is known, or they are lost."""
+        await self._watching.caught_up(nodes, CATCH_UP_NS)
+
     async def until(self, predicate: Callable[[], bool], timeout_ns: int) -> bool:
         """Wait until `predicate` holds, looked at again whenever something happened.
 
         Returns whether it holds in the end. Raises `StepFailed` when no instance is left.
         """
         return await self._changes.until(predicate, timeout_ns)
+
+    def beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` as long as the fleet is open; an error of it ends all who wait."""
+        return self._background.start(work)
 
     def look(self) -> None:
         """Let whoever waits for more than the fleet itself brings about look again."""
@@ -364,22 +382,13 @@ class Fleet:
             self._roster.note("generation", f"not closed: {answers.error}")
 
     def _register(self, node: str, instance: Instance, built: Built) -> None:
-        capacity = built.capacities[instance.name]
+        now_ns = self.session.bench.clock.now_ns()
+        place = built_place(node, instance, built, next(self._serials), now_ns)
+        place.built_in_round = self._watching.round(node)
         if self.spec.engine == "vllm" and self.ledger.prompts is None:
-            self.ledger.prompts = Prompts(capacity.vocab, self.spec.seed, self._block_tokens)
-        nothing = nothing_yet(self.session.bench.clock.now_ns())
-        place = Place(
-            node=node,
-            instance=instance,
-            capacity=capacity,
-            kv_peers=built.kv_peers.get(instance.name, ()),
-            serial=next(self._serials),
-            sampled=nothing,
-            rated=nothing,
-            built_in_round=self._watching.round(node),
-        )
+            self.ledger.prompts = Prompts(place.capacity.vocab, self.spec.seed, self._block_tokens)
         self.places[instance.name] = place
-        self._keeper.built(instance.name)
+        self._keeper.built(node, instance.name)
         self.session.record.event("engine", engine_row(place, self.facts[node]))
 
     def _take_all(self, place: Place) -> list[str]:
@@ -389,9 +398,3 @@ class Fleet:
             self.ledger.hold(id_)
         self.requeue(ids)
         return ids
-
-    async def _kill(self, place: Place) -> None:
-        await self.tear_down([place.name], "restart", RESTART_NS, force=True)
-
-    async def _build_again(self, place: Place) -> None:
-        await self.build({place.node: (place.instance,)}, "restart", RESTART_NS)

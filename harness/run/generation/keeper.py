@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 
 from harness.errors import AgentLost, StepFailed
-from harness.run.generation.changes import Background
+from harness.run.generation.changes import Background, Changing
 from harness.run.generation.places import Place
 from harness.run.generation.roster import Roster
 from harness.scheduling.watchdog import may_restart
@@ -24,17 +23,17 @@ class Keeper:
     def __init__(
         self,
         roster: Roster,
-        changing: asyncio.Lock,
+        changing: Changing,
         *,
         take_all: Callable[[Place], Iterable[str]],
-        tear_down: Callable[[Place], Awaitable[None]],
-        build: Callable[[Place], Awaitable[None]],
+        tear_down: Callable[[Place], Awaitable[object]],
+        build: Callable[[Place], Awaitable[object]],
     ) -> None:
         self._roster, self._places, self._nodes = roster, roster.places, roster.nodes
         self._changes, self._changing = roster.changes, changing
         self._take_all, self._tear_down, self._build = take_all, tear_down, build
         self._background = Background(roster.changes)
-        roster.nodes.on_lost = self.node_lost
+        roster.nodes.on_lost, changing.then = self.node_lost, self.check_alive
         self._restarts: Counter[str] = Counter()
         self._starting = 0
         self._out: dict[str, str] = {}
@@ -43,14 +42,14 @@ class Keeper:
         """Send what an instance has elsewhere and start it anew, unless it was given up before."""
         if place.dead or self._places.get(place.name) is not place:
             return
-        accepting, place.accepting, place.dead = place.accepting, False, reason
+        place.dead = reason
         self._out[place.name] = reason
         taken = list(self._take_all(place))
         row = {"instance": place.name, "reason": reason, "requests": len(taken)}
         self._roster.session.record.event("given_up", row)
         if place.node not in self._nodes.lost:
             self._starting += 1
-            self._background.start(self._end(place, accepting=accepting))
+            self._background.start(self._end(place))
         self.check_alive()
         self._changes.happened()
 
@@ -74,35 +73,41 @@ class Keeper:
             told = "; ".join(f"{name}: {reason}" for name, reason in sorted(self._out.items()))
             self._changes.fail(StepFailed(f"no instance is left to generate: {told}"))
 
-    def built(self, name: str) -> None:
-        """Note that an instance of this name is up."""
-        self._out.pop(name, None)
+    def stays_out(self, name: str, reason: str) -> None:
+        """Note why nothing of this name can be built."""
+        self._out[name] = reason
+
+    def built(self, *names: str) -> None:
+        """Note that an instance, and its node, are up."""
+        for name in names:
+            self._out.pop(name, None)
 
     async def close(self) -> None:
         """Stop restarts that are under way."""
         await self._background.close()
 
-    async def _end(self, place: Place, *, accepting: bool) -> None:
+    async def _end(self, place: Place) -> None:
         """Tear a place down, and build it anew if that was not done too often."""
         try:
             async with self._changing:
                 if self._places.get(place.name) is place and place.node not in self._nodes.lost:
+                    wanted = place.wanted
                     await self._tear_down(place)
-                    await self._start_again(place, accepting=accepting)
+                    await self._start_again(place, wanted=wanted)
         except (CommandFailed, AgentLost) as error:
-            self._out[place.name] = f"{place.dead}; not started again: {error}"
+            self.stays_out(place.name, f"{place.dead}; not started again: {error}")
             self._roster.note("generation", f"{place.name} stays out: {error}")
         finally:
             self._starting -= 1
         self.check_alive()
         self._changes.happened()
 
-    async def _start_again(self, place: Place, *, accepting: bool) -> None:
+    async def _start_again(self, place: Place, *, wanted: bool) -> None:
         restarts = self._restarts[place.name]
         if may_restart(restarts):
             self._restarts[place.name] += 1
             await self._build(place)
-            self._places[place.name].accepting = accepting
+            self._places[place.name].wanted = wanted
         else:
             text = f"{place.name} stays out: it was started again {restarts} times"
             self._roster.note("generation", text)

@@ -84,7 +84,7 @@ class Migrations:
         self._clock = fleet.session.bench.clock
         self._timeout_ns = round(step.stage_timeout_s * NS_PER_S)
         self._count = 0
-        self._watching: list[asyncio.Task[None]] = []
+        self._watching: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -156,7 +156,9 @@ class Migrations:
             target.moving.pop(entry.id, None)
             if entry.state == "held":
                 self._fleet.requeue([entry.id])
-        self._watching.append(asyncio.create_task(self._watch(move, entry)))
+        watching = self._fleet.beside(self._watch(move, entry))
+        self._watching.add(watching)
+        watching.add_done_callback(self._watching.discard)
         return move
 
     async def _watch(self, move: Move, entry: Entry) -> None:

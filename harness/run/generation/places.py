@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from harness.model.placement import Instance
 from harness.scheduling.watchdog import Life
-from harness.wire.generation import Capacity, Stats
+from harness.wire.generation import Built, Capacity, Stats
 
 
 @dataclass(eq=False)
 class Place:
     """One built instance. `serial` counts builds: an instance of the same name is another place.
 
-    `accepting` says whether the router may send requests here. `dead` says why it is given up; ""
+    `wanted` says whether the router is to send requests here. `dead` says why it is given up; ""
     while it lives. `stats` have their stamps on the coordinator's clock; None until first told.
     """
 
@@ -28,7 +28,7 @@ class Place:
     rated: Stats
     """As of when the service rate was taken last."""
     stats: Stats | None = None
-    accepting: bool = False
+    wanted: bool = False
     admitting: bool = True
     """Whether the engine lets waiting requests in."""
     dead: str = ""
@@ -54,10 +54,29 @@ class Place:
         return self.instance.name
 
     @property
+    def accepting(self) -> bool:
+        """Whether the router may send requests here."""
+        return self.wanted and not self.dead
+
+    @property
     def length_max_tokens(self) -> int:
         """The longest request it can hold: the last token of a response needs no KV."""
         capacity = self.capacity
         return min(capacity.length_max_tokens, capacity.blocks * capacity.block_tokens + 1)
+
+
+def built_place(node: str, instance: Instance, built: Built, serial: int, now_ns: int) -> Place:
+    """Return the place of an instance that has just been built."""
+    nothing = nothing_yet(now_ns)
+    return Place(
+        node=node,
+        instance=instance,
+        capacity=built.capacities[instance.name],
+        kv_peers=built.kv_peers.get(instance.name, ()),
+        serial=serial,
+        sampled=nothing,
+        rated=nothing,
+    )
 
 
 def nothing_yet(t_ns: int) -> Stats:

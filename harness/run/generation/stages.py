@@ -65,8 +65,12 @@ def blackout_ms(silences: Iterable[Silence]) -> float | None:
     return max(0, *known) / NS_PER_MS if known else None
 
 
+NOTES_KEPT = 20_000
+"""Twenty a second: more than any switch, and the time around it, takes."""
+
+
 class Pace:
-    """A count of tokens that only grows, noted now and then; its speed over any window."""
+    """A count of tokens that only grows, noted now and then; its speed over any late window."""
 
     def __init__(self) -> None:
         self._notes: list[tuple[int, int]] = []
@@ -76,6 +80,8 @@ class Pace:
         if self._notes and self._notes[-1][0] == t_ns:
             self._notes.pop()
         self._notes.append((t_ns, tokens))
+        if len(self._notes) >= 2 * NOTES_KEPT:
+            del self._notes[:NOTES_KEPT]
 
     def per_s(self, begin_ns: int, end_ns: int) -> float | None:
         """Return tokens/s between two times, as far as they lie among the notes; null outside."""

@@ -57,8 +57,7 @@ class Switches:
     def __init__(self, fleet: Fleet, step: Generate, migrations: Migrations) -> None:
         self._fleet, self._step, self._migrations = fleet, step, migrations
         self._under_way: Layout | Mix | None = None
-        self._out: set[str] = set()
-        """Nodes on which no layout could be built any more."""
+        fleet.out.clear()
 
     async def make(self, target: Layout | Mix) -> Made:
         """Switch to `target`; what failed is in the answer. Raises only bugs and cancellation."""
@@ -73,7 +72,7 @@ class Switches:
             self._under_way = None
 
     def _switch(self, target: Layout | Mix) -> _Switch:
-        return _Switch(self._fleet, self._step, self._migrations, target, self._out)
+        return _Switch(self._fleet, self._step, self._migrations, target)
 
 
 class _GivenWay(NamedTuple):
@@ -94,10 +93,9 @@ class _Switch:
         step: Generate,
         migrations: Migrations,
         target: Layout | Mix,
-        out: set[str],
     ) -> None:
         self.fleet, self.step, self.migrations = fleet, step, migrations
-        self.target, self.out = target, out
+        self.target = target
         self.clock = fleet.session.bench.clock
         self.timeout_ns = round(step.stage_timeout_s * NS_PER_S)
         self.before = _placed(fleet.places.values())
@@ -150,9 +148,7 @@ class _Switch:
     async def _prepare(self) -> None:
         """Check all that can be known; nothing is changed."""
         fleet = self.fleet
-        out = {*fleet.lost, *self.out}
-        usable = {node: gpus for node, gpus in fleet.gpus_of.items() if node not in out}
-        after = place(self.target, usable)
+        after = place(self.target, fleet.usable)
         dead = [name for name, at in fleet.places.items() if at.dead]
         self.waves = waves(self.before, after, self.step.order, dead)
         if not self.waves:
@@ -270,7 +266,7 @@ class _Switch:
         for node, failed in zip(self.touched, tries, strict=True):
             if isinstance(failed, FAILURES):
                 outcome, error = "lost", f"{error}; {node} is out: {failed}"
-                self.out.add(node)
+                fleet.abandon(node, str(failed))
                 await self._abandon(node)
             elif isinstance(failed, BaseException):
                 raise failed

@@ -22,6 +22,7 @@ from harness.errors import UsageError
 from harness.model.replay import ReplayRequest
 from harness.run.generation.ledger import Entry
 from harness.run.rl.rollouts import Group, Rollouts
+from harness.run.rl.terms import terms_of
 from harness.scheduling.view import Finished
 
 if TYPE_CHECKING:
@@ -63,9 +64,10 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     trained_version: int
     """The same, as the ranks count."""
     digest: str
+    terms: dict[str, str]
+    """See `harness.run.rl.terms`."""
     asked: int
     dropped: int
-    attempts: tuple[tuple[int, int, int], ...]
     groups: tuple[SavedGroup, ...]
     samples: tuple[SavedSample, ...]
     lengths: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
@@ -78,9 +80,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
             for batch, group, length in self.lengths
         ]
 
-    def entries(self) -> list[Entry]:
-        """Return the samples as entries of a ledger."""
-        return [_entry(saved) for saved in self.samples]
+    def entries(self, now_ns: int) -> list[Entry]:
+        """Return the samples as entries of a ledger; for it, all of them came now."""
+        return [_entry(saved, now_ns) for saved in self.samples]
 
     def restore(self, rollouts: Rollouts) -> None:
         """Fill an empty account with the groups, in their order."""
@@ -113,7 +115,7 @@ def trainer_folder(folder: Path, version: int) -> Path:
 
 
 def write_checkpoint(loop: Loop, folder: Path) -> None:
-    """Replace the checkpoint by one of now, between two steps; state of older versions goes."""
+    """Replace the checkpoint by one of now, between two steps."""
     groups = [group for group in loop.rollouts.groups.values() if group.state != "used"]
     entries = [loop.fleet.ledger.entries[id_] for group in groups for id_ in group.ids]
     saved = Checkpoint(
@@ -122,9 +124,9 @@ def write_checkpoint(loop: Loop, folder: Path) -> None:
         version=loop.version,
         trained_version=loop.trainees.version,
         digest=loop.digest,
+        terms=terms_of(loop.session.scenario, loop.number),
         asked=loop.rollouts.asked,
         dropped=loop.rollouts.dropped,
-        attempts=tuple((*key, attempt) for key, attempt in loop.attempts.items()),
         groups=tuple(_saved_group(group) for group in groups),
         samples=tuple(_saved(entry, loop.base) for entry in entries),
         lengths=tuple(_lengths(loop.history)),
@@ -146,6 +148,8 @@ def read_checkpoint(folder: Path) -> Kept:
     except FileNotFoundError as error:
         text = "has no checkpoint: its loop had made no step, or checkpoint = false"
         raise UsageError(f"{folder.parent}: {text}") from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         raise UsageError(f"{path}: no checkpoint of this version: {error}") from error
 
@@ -172,8 +176,8 @@ def _saved(entry: Entry, base: int) -> SavedSample:
     )
 
 
-def _entry(saved: SavedSample) -> Entry:
-    entry = Entry(saved.request, 0, saved.context_tokens)
+def _entry(saved: SavedSample, now_ns: int) -> Entry:
+    entry = Entry(saved.request, now_ns, saved.context_tokens)
     entry.state = "finished" if saved.ended else "queued"
     entry.turn, entry.produced_tokens = saved.turn, saved.produced_tokens
     entry.version_first, entry.version_last = saved.version_first, saved.version_last

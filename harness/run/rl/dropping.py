@@ -13,14 +13,17 @@ async def drop(fleet: Fleet, ids: Collection[str], timeout_ns: int) -> None:
 
     An instance that does not let go of its own is given up: what it has goes nowhere any more.
     """
-    entries = fleet.ledger.entries
     async with fleet.changing:
-        for name in {entries[id_].at for id_ in ids} - {""}:
-            there = [id_ for id_ in ids if entries[id_].at == name]
-            if not there or name not in fleet.places or fleet.places[name].dead:
-                continue
+        while name := _let_go(fleet, ids):
+            there = [id_ for id_ in fleet.ledger.at(name) if id_ in ids]
             try:
                 await fleet.withdraw([name], ids=there, timeout_ns=timeout_ns)
             except (StepFailed, InfrastructureError) as error:
                 fleet.give_up([name], f"it does not let go of requests: {error}")
-    fleet.let_go(id_ for id_ in ids if entries[id_].state in {"queued", "held"})
+
+
+def _let_go(fleet: Fleet, ids: Collection[str]) -> str:
+    """Let go of those at no instance, before they are sent to one; return one that has others."""
+    there = [entry for id_ in ids if (entry := fleet.ledger.entries.get(id_))]
+    fleet.let_go(entry.id for entry in there if entry.state in {"queued", "held"})
+    return next((entry.at for entry in there if entry.at), "")

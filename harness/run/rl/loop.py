@@ -8,7 +8,7 @@ which weights each began.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ from harness.run.rl.viewing import finished_of
 from harness.run.session import Session
 from harness.scheduling.policies import Policy, assign, parse_policy
 from harness.scheduling.view import Finished
-from harness.tasks import beside, together
+from harness.tasks import end, together
 
 LOOK_NS = 50 * NS_PER_MS
 POOL_NS = 500 * NS_PER_MS
@@ -94,7 +94,10 @@ class Loop:
         self.clock = session.bench.clock
         self.batches = batches_of(replay, step)
         self.rollouts = Rollouts(
-            bound=step.staleness_max, per_step=len(self.batches[0]), order=step.order
+            bound=step.staleness_max,
+            per_step=len(self.batches[0]),
+            order=step.order,
+            over_age=step.over_age,
         )
         self.version = self.base = 0
         self.open: dict[str, Entry] = {}
@@ -102,7 +105,6 @@ class Loop:
         self.ended: dict[int, list[Entry]] = {}
         """By batch, samples that have, as long as no step has used them."""
         self.history: list[Finished] = []
-        self.attempts: dict[tuple[int, int], int] = {}
         self.asked_ns: dict[int, int] = {}
         self.begin_ns = self.step_end_ns = self.clock.now_ns()
         self.pace, self.bubbles, self.totals = Pace(), Bubbles(), Totals()
@@ -138,17 +140,23 @@ class Loop:
             )
             await self.syncs.open()
             await self.pilot.bring_up(first)
-            stack.push_async_callback(self._leave)
             self.fleet.ledger.on_end = self._on_end
             await self._begin(kept)
-            async with beside(self._look()), beside(self.pilot.run()) as self.piloting:
-                self.piloting.add_done_callback(lambda _: self.fleet.look())
-                while self.version < step.steps:
-                    groups = await self._complete(self.version)
-                    await together([self._train(groups), self._ask()])
-                    await self._ask()
+            await self._make_steps()
+            ledger.on_end = None
         session.record.event("rl", loop_row(self))
         self._judge()
+
+    async def _make_steps(self) -> None:
+        """Make all steps; an error of those beside, who look and steer, ends whatever waits."""
+        beside = [self.fleet.beside(work) for work in (self._look(), self.pilot.run())]
+        try:
+            while self.version < self.step.steps:
+                groups = await self._complete(self.version)
+                await together([self._train(groups), self._ask()])
+                await self._ask()
+        finally:
+            await end(beside)
 
     def _judge(self) -> None:
         """Raise `StepFailed` where tokens do not add up."""
@@ -197,20 +205,13 @@ class Loop:
         await self.syncs.sync(saved.version)
         saved.restore(self.rollouts)
         self.history = saved.history()
-        self.attempts = {(batch, prompt): n for batch, prompt, n in saved.attempts}
-        for entry in saved.entries():
+        for entry in saved.entries(self.clock.now_ns()):
             self.fleet.ledger.restore(entry)
             if entry.state == "finished":
                 self.ended.setdefault(entry.request.batch, []).append(entry)
             else:
                 self.open[entry.id] = entry
         self.fleet.resume(self.open)
-
-    async def _leave(self) -> None:
-        """Let go of samples that nobody will use: the next policy begins with an empty pool."""
-        self.fleet.ledger.on_end = None
-        if self.open and self.fleet.instances:
-            await drop(self.fleet, list(self.open), round(self.step.stage_timeout_s * NS_PER_S))
 
     # -- the pipeline ---------------------------------------------------------------------------
 
@@ -219,7 +220,7 @@ class Loop:
         idle = not self.open
         while self._may_ask():
             batch = self.rollouts.asked
-            groups = [self._fresh(batch, samples) for samples in self.batches[batch]]
+            groups = [self._named(batch, samples) for samples in self.batches[batch]]
             self.rollouts.ask(groups)
             self._send([request for group in groups for request in group])
             self.asked_ns[batch] = self.clock.now_ns()
@@ -233,9 +234,9 @@ class Loop:
             return False
         return self.rollouts.asked < self.step.steps and self.rollouts.may_ask(self.version)
 
-    def _fresh(self, batch: int, samples: Sequence[ReplayRequest]) -> list[ReplayRequest]:
-        prompt = samples[0].prompt
-        attempt = self.attempts[batch, prompt] = self.attempts.get((batch, prompt), -1) + 1
+    def _named(
+        self, batch: int, samples: Sequence[ReplayRequest], attempt: int = 0
+    ) -> list[ReplayRequest]:
         return named(f"{self.number}.{self.index}.{batch}.{attempt}", samples)
 
     def _send(self, requests: Sequence[ReplayRequest]) -> None:
@@ -251,29 +252,20 @@ class Loop:
         self.open |= {request.id: entries[request.id] for request in requests}
 
     async def _complete(self, version: int) -> list[Group]:
-        """Wait until the groups of a step are complete; drop what would get too old, if asked."""
-        self._note_begun()
+        """Wait until the groups of a step are complete; drop what will be too old, if asked."""
+        if self.step.order == "first_ready":
+            await self._note_begun()
+        await self._until(lambda: self.rollouts.ready(version) is not None)
         if self.step.over_age == "drop":
-            await self._drop_due(version)
-        found: list[Group] = []
-
-        def come() -> bool:
-            found[:] = self.rollouts.ready(version) or []
-            return bool(found)
-
-        await self._until(come)
-        return found
+            await self._drop_late(version)
+        groups = self.rollouts.ready(version)  # also what has ended while it was to be dropped
+        assert groups is not None
+        return groups
 
     async def _until(self, predicate: Callable[[], bool]) -> None:
-        """Wait as long as the scenario may last; raises what the pilot met, or what cannot run."""
-
-        def ended() -> bool:
-            return self.piloting.done() or self.refused is not None
-
+        """Wait as long as the scenario may last; raises what cannot run."""
         timeout_ns = round(self.session.scenario.timeout_s * NS_PER_S)
-        came = await self.fleet.until(lambda: predicate() or ended(), timeout_ns)
-        if self.piloting.done():
-            await self.piloting
+        came = await self.fleet.until(lambda: predicate() or self.refused is not None, timeout_ns)
         if self.refused is not None:
             raise StepFailed(f"sample {self.refused.id} can run nowhere: {self.refused.reason}")
         if not came:
@@ -288,16 +280,17 @@ class Loop:
             f"tokens and is {'at ' + oldest.at if oldest.at else oldest.state}"
         )
 
-    async def _drop_due(self, version: int) -> None:
-        """Generate anew what is not complete, and would be too old for the step after this one."""
+    async def _drop_late(self, version: int) -> None:
+        """Generate anew what this step goes without, and would be too old for the next one."""
         timeout_ns = round(self.step.stage_timeout_s * NS_PER_S)
-        for group in self.rollouts.due(version):
+        for group in self.rollouts.late(version):
             await drop(self.fleet, [i for i in group.ids if i in self.open], timeout_ns)
             if group.state != "open":
                 continue  # the last of it ended meanwhile
             for id_ in group.ids:
                 self.open.pop(id_, None)
-            again = self._fresh(group.batch, group.requests)
+            self._let_go({id_ for id_ in group.ids if id_ in self.fleet.ledger.entries})
+            again = self._named(group.batch, group.requests, self.rollouts.dropped + 1)
             self.rollouts.drop(group, again)
             self._send(again)
 
@@ -307,14 +300,11 @@ class Loop:
         self.rollouts.use(groups, version)
         used = [entries[id_] for group in groups for id_ in group.ids]
         samples = learned_from(groups, self.fleet.ledger, self.base)
-        begin_ns = self.clock.now_ns()
-        trained = await self.trainees.step(version, samples)
-        train_ns = begin_ns, self.clock.now_ns()
-        if self.step.checkpoint:
-            await self.trainees.keep(trainer_folder(self.session.keep, version + 1))
+        keep = trainer_folder(self.session.keep, version + 1)
+        made = await self.trainees.step(version, samples, keep if self.step.checkpoint else None)
         await self.syncs.sync(version + 1)
         self.version = version + 1
-        self.session.record.event("rl_step", step_row(self, used, samples, trained, train_ns))
+        self.session.record.event("rl_step", step_row(self, used, samples, made))
         self.step_end_ns = self.clock.now_ns()
         self._forget(groups, used)
         if self.step.checkpoint:
@@ -332,7 +322,13 @@ class Loop:
         self.ended.setdefault(entry.request.batch, []).append(entry)
         self.rollouts.ended(entry.id, (entry.version_oldest or 0) - self.base)
 
-    def _note_begun(self) -> None:
+    async def _note_begun(self) -> None:
+        """Note under which weights each sample began, also where its first token is not told yet.
+
+        Else one might be found to be too old only when its step is over.
+        """
+        places, silent = self.fleet.places, [e.at for e in self.open.values() if not e.total_tokens]
+        await self.fleet.caught_up({places[at].node for at in silent if at in places})
         for entry in self.open.values():
             if entry.version_oldest is not None:
                 self.rollouts.begun(entry.id, entry.version_oldest - self.base)
@@ -340,11 +336,18 @@ class Loop:
     def _forget(self, groups: Sequence[Group], used: Sequence[Entry]) -> None:
         """Let go of what was used: forecasts remember its lengths."""
         self.history = [*self.history, finished_of(self.version - 1, used)][-HISTORY:]
-        gone = {entry.id for entry in used}
-        for batch, there in list(self.ended.items()):
-            self.ended[batch] = [entry for entry in there if entry.id not in gone]
+        self._let_go({entry.id for entry in used})
         for group in groups:
             self.rollouts.forget(group)
+        self.asked_ns.pop(self.version - 1, None)
+
+    def _let_go(self, gone: Set[str]) -> None:
+        """Keep samples that have ended no longer."""
+        left = (
+            (batch, [entry for entry in there if entry.id not in gone])
+            for batch, there in self.ended.items()
+        )
+        self.ended = {batch: there for batch, there in left if there}
         self.fleet.ledger.forget(gone)
 
     def seen_history(self) -> list[Finished]:

@@ -86,7 +86,7 @@ class Pilot:
         self.switches = Switches(self.fleet, asked, self.migrations)
         self._asked = asked
         self._switch_s: list[float] = []
-        self._due = False
+        self._due = self._planning = False
         self._index = 0
 
     async def run(self) -> None:
@@ -113,7 +113,16 @@ class Pilot:
     # -- the slow loop --------------------------------------------------------------------------
 
     async def replan(self) -> None:
-        """Decide whether another layout should be up, and bring it up."""
+        """Decide whether another layout should be up, and bring it up; one plan at a time."""
+        if self._planning:
+            return self.look()
+        self._planning = True
+        try:
+            await self._replan()
+        finally:
+            self._planning = False
+
+    async def _replan(self) -> None:
         view, entries = self.view()
         begin_ns = self.clock.now_ns()
         expected = foresee(view)
@@ -168,10 +177,9 @@ class Pilot:
 
     def _going(self, wanted: Mix) -> list[str]:
         """Return instances that accept requests, and would not be kept; none if it does not fit."""
-        lost = self.fleet.lost
         try:
-            usable = {node: n for node, n in self.fleet.gpus_of.items() if node not in lost}
-            kept = {instance for there in place(wanted, usable).values() for instance in there}
+            placed = place(wanted, self.fleet.usable)
+            kept = {instance for there in placed.values() for instance in there}
         except UsageError:
             return []
         places = self.fleet.places.values()

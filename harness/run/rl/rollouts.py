@@ -7,6 +7,7 @@ batches have begun under versions up to k - bound, of which k are used before st
 used in a step, because it would be too old for the next, is never more than one batch.
 
 Nothing livelocks: responses only age when a step trains, so while a step waits they all get done.
+What is due is waited for; or it is dropped, once the step has enough without it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ class Group:
     oldest: int | None = None
     left: set[str] = field(default_factory=set)
     """Samples that have not ended."""
-    used_by: int | None = None
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -47,6 +47,7 @@ class Rollouts:
     bound: int
     per_step: int
     order: Literal["in_order", "first_ready"] = "in_order"
+    over_age: Literal["wait", "drop"] = "wait"
     groups: dict[int, Group] = field(default_factory=dict)
     asked: int = 0
     """Batches so far."""
@@ -82,16 +83,17 @@ class Rollouts:
 
     def ready(self, version: int) -> list[Group] | None:
         """Return the groups that train step `version`; None: not all of them are complete yet."""
+        complete = [group for group in self._unused() if group.state == "complete"]
         if self.order == "in_order":
-            chosen = [group for group in self._unused() if group.batch == version]
-        else:
-            complete = [group for group in self._unused() if group.state == "complete"]
-            due = self.due(version)
-            rest = [group for group in complete if group not in due]
-            rest.sort(key=lambda group: (group.oldest or 0, group.key))
-            chosen = [*due, *rest][: self.per_step]
-        whole = all(group.state == "complete" for group in chosen)
-        return chosen if whole and len(chosen) == self.per_step else None
+            complete = [group for group in complete if group.batch == version]
+        elif self.over_age == "wait" and self.late(version):
+            return None
+        complete.sort(key=lambda group: (group.oldest or 0, group.key))
+        return complete[: self.per_step] if len(complete) >= self.per_step else None
+
+    def late(self, version: int) -> list[Group]:
+        """Return what is due in step `version`, and not complete."""
+        return [group for group in self.due(version) if group.state == "open"]
 
     def due(self, version: int) -> list[Group]:
         """Return what step `version` must use, for the next one could not any more."""
@@ -110,7 +112,7 @@ class Rollouts:
             age = version - group.oldest
             if age > self.bound:
                 raise ValueError(f"group {group.key} is {age} versions old; {self.bound} at most")
-            group.state, group.used_by = "used", version
+            group.state = "used"
             ages.append(age)
         return ages
 
@@ -128,10 +130,6 @@ class Rollouts:
         del self.groups[group.key]
         for id_ in group.ids:
             del self._group_of[id_]
-
-    def knows(self, id_: str) -> bool:
-        """Whether a sample belongs to a group that is not forgotten."""
-        return id_ in self._group_of
 
     def _unused(self) -> list[Group]:
         return [group for group in self.groups.values() if group.state in {"open", "complete"}]

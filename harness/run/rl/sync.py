@@ -163,6 +163,8 @@ class Syncs:
 
     async def _carry(self, made: Synced, published: WeightsPublished, *, broken: bool) -> None:
         """Send the file along the path; all receivers answer when they have it, verified."""
+        if not made.receivers:
+            raise AgentLost("; ".join(self.fleet.lost.values()))
         transfer = f"{unpredictable().getrandbits(128):032x}"  # whoever knows it may send
         children = children_of(made.receivers, self.step.sync)
         timeout_ns = round(self.step.sync_timeout_s * NS_PER_S)
@@ -202,13 +204,12 @@ class Syncs:
         An engine that fails to has no weights that anybody knows: it is given up, and started anew
         with the new ones like any other that is built from now on.
         """
-        fleet, begin_ns = self.fleet, self._now()
+        fleet = self.fleet
         async with fleet.changing:
+            begin_ns = self._now()
             self._first = self._first or dict(self._paths)
             fleet.version = made.version
             fleet.sources = dict(self._first if noop else self._paths)
-            if lacking := self._lacking():
-                raise StepFailed(f"{', '.join(lacking)}: the file did not get to their node")
             places = by_node(place for place in fleet.places.values() if not place.dead)
             took_s = await together(self._load_node(there) for there in places.values())
         made.load_s = max(took_s, default=0.0)
@@ -283,11 +284,6 @@ class Syncs:
             self._note(f"porters, after attempt {made.attempt}: {error}")
 
     # -- inside -----------------------------------------------------------------------------
-
-    def _lacking(self) -> list[str]:
-        """Return living engines on nodes that the file did not get to."""
-        places = self.fleet.places.values()
-        return [p.name for p in places if not p.dead and p.node not in self._paths]
 
     def _all(self) -> tuple[str, ...]:
         receivers = (node for node in self.fleet.gpus_of if node not in self.fleet.lost)

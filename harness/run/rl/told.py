@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from harness.clock import NS_PER_S
 from harness.run.generation.fleet import Fleet
 from harness.run.generation.ledger import Entry
-from harness.wire.training import Sample, Trained
+from harness.run.rl.trainees import Stepped
+from harness.wire.training import Sample
 
 if TYPE_CHECKING:
     from harness.run.rl.loop import Loop
@@ -58,13 +59,13 @@ def step_row(
     loop: Loop,
     used: Sequence[Entry],
     samples: Sequence[Sample],
-    trained: Trained,
-    train_ns: tuple[int, int],
+    made: Stepped,
 ) -> dict[str, object]:
     """Return the row of the step that has just been made and synced; it is added to the totals."""
-    version, now_ns = trained.version - loop.trainees.base, loop.clock.now_ns()
+    version, now_ns = made.trained.version - loop.trainees.base, loop.clock.now_ns()
     begin_ns = loop.asked_ns.get(version, loop.begin_ns)
-    ends_ns = sorted(entry.last_token_ns for entry in used)
+    # what ended before its batch began to be timed, or in the run before this one, took nothing
+    ends_ns = sorted(max(begin_ns, entry.last_token_ns) for entry in used)
     batch_end_ns = ends_ns[-1]
     ages = Counter(version - sample.version_first for sample in samples)
     tokens = sum(sample.response_tokens for sample in samples)
@@ -83,16 +84,16 @@ def step_row(
         "begin_ns": begin_ns,
         "tail_begin_ns": ends_ns[math.ceil(0.9 * len(ends_ns)) - 1],
         "batch_end_ns": batch_end_ns,
-        "train_begin_ns": train_ns[0],
-        "train_end_ns": train_ns[1],
+        "train_begin_ns": made.begin_ns,
+        "train_end_ns": made.end_ns,
         "sync_end_ns": now_ns,
         "batch_s": (batch_end_ns - begin_ns) / NS_PER_S,
-        "train_s": (train_ns[1] - train_ns[0]) / NS_PER_S,
+        "train_s": (made.end_ns - made.begin_ns) / NS_PER_S,
         "step_s": (now_ns - loop.step_end_ns) / NS_PER_S,
         "staleness": [ages.get(age, 0) for age in range(max(ages) + 1)],
         "mixed": sum(sample.version_first != sample.version_last for sample in samples),
         "reward": fmean(sample.reward for sample in samples) if samples[0].response else None,
-        "figures": {key: value for key, value in trained.figures.items() if math.isfinite(value)},
+        "figures": {k: value for k, value in made.trained.figures.items() if math.isfinite(value)},
     }
 
 

@@ -1,23 +1,23 @@
 """The ranks that train, as one thing to command: opened, stepped, watched, opened anew.
 
-A step that fails because a rank died is made again: training is opened anew from what it kept after
-the step before, as often as `REOPEN_MAX` says. The same samples and the same state give the same
-step, so nothing is learned twice.
+What fails because a rank died is done again: training is opened anew from what it kept after the
+step before, as often as `REOPEN_MAX` says. A step is made only once its state is kept. The same
+samples and the same state give the same step, so nothing is learned twice.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import AgentLost, InfrastructureError, StepFailed
+from harness.run.generation.changes import Background, Changes
 from harness.run.rl.asked import TrainingAsked
 from harness.run.session import MESSAGE_NS, Session
-from harness.tasks import end, to_the_end
+from harness.tasks import to_the_end
 from harness.wire.asks import CommandFailed
 from harness.wire.generation import Span
 from harness.wire.messages import Done, Message
@@ -40,6 +40,7 @@ from harness.wire.training import (
 )
 
 R = TypeVar("R", bound=Message)
+T = TypeVar("T")
 
 OPEN_NS = 180 * NS_PER_S
 """To start all ranks: each imports torch, which takes long where cores are few."""
@@ -47,6 +48,14 @@ CLOSE_NS = 30 * NS_PER_S
 WATCH_NS = 500 * NS_PER_MS
 REOPEN_MAX = 2
 STORE_PORT = 29500
+
+
+class Stepped(NamedTuple):
+    """A step that was made; stamps without keeping its state."""
+
+    trained: Trained
+    begin_ns: int
+    end_ns: int
 
 
 class Trainees:
@@ -57,6 +66,10 @@ class Trainees:
         self._attempt = 0
         self._reopened = 0
         self._kept: Path | None = None
+        self._changes = Changes()
+        self._watching = Background(self._changes)
+        self._written: list[Path] = []
+        """Folders of this run's own: at most two."""
         self._upto: dict[str, int] = {}
         self._announced: tuple[Phase, ...] = ()
         self.number = 0
@@ -91,39 +104,53 @@ class Trainees:
     ) -> AsyncIterator[Trainees]:
         """Start the ranks, watch them while the body runs, and close all of it."""
         trainees = cls(session, asked, timeout_ns=timeout_ns)
-        watching: list[asyncio.Task[None]] = []
         try:
             await trainees._open()
-            watching += [asyncio.create_task(trainees._watch(node)) for node in trainees.nodes]
+            for node in trainees.nodes:
+                trainees._watching.start(trainees._watch(node))
             yield trainees
         finally:
-            await to_the_end(trainees._close(watching))
+            await to_the_end(trainees._close())
 
-    async def step(self, version: int, samples: Sequence[Sample]) -> Trained:
-        """Make weights of `version` + 1 from those of `version`, opened anew where a rank died.
+    async def step(
+        self, version: int, samples: Sequence[Sample], keep: Path | None = None
+    ) -> Stepped:
+        """Make weights of `version` + 1 from those of `version`, and keep all state in a folder.
 
-        Raises `CommandFailed` when that does not help, and `AgentLost`.
+        Raises `CommandFailed` when a rank died and opening anew does not help, and `AgentLost`.
         """
-        begin_ns = self._session.bench.clock.now_ns()
-        try:
-            while True:
-                try:
-                    return await self._step(self.base + version, samples)
-                except CommandFailed as error:
-                    await self._again(error)
-        finally:
-            self.busy_ns += self._session.bench.clock.now_ns() - begin_ns
+        now_ns = self._session.bench.clock.now_ns
+        begin_ns = now_ns()
+
+        async def made() -> Stepped:
+            stepped = Stepped(await self._step(self.base + version, samples), begin_ns, now_ns())
+            if keep is not None:
+                await self._keep(keep)
+            return stepped
+
+        stepped = await self._surviving(made)
+        self._kept, self.version = keep, self.base + version + 1
+        self.busy_ns += stepped.end_ns - begin_ns
+        return stepped
 
     async def publish(self) -> tuple[WeightsPublished, Mapping[str, tuple[Span, ...]]]:
-        """Have the weights written; returns rank 0's answer, and all spans by node."""
+        """Have the weights written; returns rank 0's answer, and all spans by node.
+
+        Raises as `step` does.
+        """
         body = PublishWeights(version=self.version)
-        answers = await self._all(body, WeightsPublished)
+        answers = await self._surviving(lambda: self._all(body, WeightsPublished))
         return answers[self.root], {node: answer.spans for node, answer in answers.items()}
 
-    async def keep(self, folder: Path) -> None:
-        """Have all state written into `folder`, of which one is kept per version."""
-        await self._all(KeepTrainer(path=str(folder)), Done)
-        self._kept = folder
+    async def _keep(self, folder: Path) -> None:
+        """Have all state written into `folder`; of those it wrote before, the last one stays.
+
+        A checkpoint names that one until the next is written.
+        """
+        others = [other for other in self._written if other != folder]
+        gone = str(others.pop(0)) if len(others) > 1 else ""
+        await self._all(KeepTrainer(path=str(folder), instead_of=gone), Done)
+        self._kept, self._written = folder, [*others, folder]
 
     async def load(self, folder: Path, trained_version: int, version: int) -> None:
         """Go on from a folder with the ranks' `trained_version`, which the loop calls `version`."""
@@ -140,9 +167,7 @@ class Trainees:
         )
         self._announced = plan.phases
         body = TrainStep(version=version, samples=tuple(samples))
-        answers = await self._all(body, Trained)
-        self.version = version + 1
-        return answers[self.root]
+        return (await self._all(body, Trained))[self.root]
 
     async def _all(self, body: Message, reply: type[R]) -> dict[str, R]:
         bodies = dict.fromkeys(self.nodes, body)
@@ -172,6 +197,15 @@ class Trainees:
         text = f"{spec.degrees.ranks} ranks train {answers[self.root].parameters:,} parameters"
         row = {"level": "info", "who": "training", "text": f"{text}; {told}"}
         self._session.record.event("note", row)
+
+    async def _surviving(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do something as often as a rank dies in it, each time from what was kept."""
+        self._changes.check()
+        while True:
+            try:
+                return await work()
+            except CommandFailed as error:
+                await self._again(error)
 
     async def _again(self, error: CommandFailed) -> None:
         """Open training anew and go back to what was kept; raises `error` when it must not."""
@@ -222,8 +256,8 @@ class Trainees:
             "end_ns": self._session.at(node, phase.end_ns),
         }
 
-    async def _close(self, watching: Sequence[asyncio.Task[None]]) -> None:
-        await end(watching)
+    async def _close(self) -> None:
+        await self._watching.close()
         bodies = dict.fromkeys(self.nodes, CloseTraining())
         try:
             await self._session.bench.ask_all(bodies, Done, CLOSE_NS)

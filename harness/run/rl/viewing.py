@@ -31,7 +31,7 @@ def view_of(
         instances=tuple(_instance(fleet, place) for place in places),
         requests=_requests(entries, {place.name: i for i, place in enumerate(places)}),
         history=tuple(history),
-        gpus_of={node: n for node, n in fleet.gpus_of.items() if node not in fleet.lost},
+        gpus_of=fleet.usable,
         cap_tokens=cap_tokens,
         layout=Mix((fleet.layout,)) if isinstance(fleet.layout, Layout) else fleet.layout,
         switched_s=switched_s,
