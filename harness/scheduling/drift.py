@@ -6,6 +6,8 @@ or grow at a rate that itself wanders. Each of these is a local linear trend, wh
 ARIMA (0,1,1), (0,2,1) or (0,2,2) (Harvey 1989, Forecasting, Structural Time Series Models, 2.5 and
 4.1); all are run through a Kalman filter side by side and averaged by how well each foretold every
 batch one step ahead. So with three batches the answer leans on the prior, with thirty on the data.
+The prior is for a level that stays, whose forecast is the mean of all batches: wandering and growth
+have to earn their weight.
 A model's variance is scaled by the squares of its past errors (its scale has an inverse-gamma
 prior, the score of the model is Student's): who was surprised promises less.
 A fitted ARIMA would have to learn the sampling error too, and needs tens of steps for it; the
@@ -24,11 +26,14 @@ LEVEL_SDS = (0.0, 0.02, 0.05, 0.15)
 """By how much, in log tokens, a level may wander from batch to batch."""
 TRENDS = ((0.0, 0.0), (0.1, 0.0), (0.1, 0.03))
 """Growth per batch, in log tokens: its standard deviation at first, and that of its wandering."""
-PRIOR_MISSES = 2
+STAYS, GROWS_NOT = 3.0, 10.0
+"""So many times likelier than any other is, beforehand, no wandering; and so is no growth."""
+PRIOR_MISSES = 6
 """As many errors of the size that a model expects are taken for granted beside those seen."""
 
 _MODELS = np.array([(level, *trend) for level, trend in product(LEVEL_SDS, TRENDS)]).T
 _LEVEL_NOISE, _GROWTH_SD, _GROWTH_NOISE = _MODELS
+_LOG_PRIOR = np.log(STAYS) * (_LEVEL_NOISE == 0) + np.log(GROWS_NOT) * (_GROWTH_SD == 0)
 
 
 class Level(NamedTuple):
@@ -61,9 +66,9 @@ def level_ahead(levels: Sequence[float], variances: Sequence[float], steps: int 
         of_growth = of_growth - both**2 / variance
         of_level, both = of_level * variances[batch] / variance, both * variances[batch] / variance
     seen = PRIOR_MISSES + len(levels) - 1
-    merit = -0.5 * (logs + seen * np.log(misses))
+    merit = _LOG_PRIOR - 0.5 * (logs + seen * np.log(misses))
     weights = np.exp(merit - merit.max())
     weights /= weights.sum()
-    mean = float(weights @ level)
+    mean = float(levels[-1] + weights @ (level - levels[-1]))
     variance = of_level * misses / seen
     return Level(mean, float(np.sqrt(weights @ (variance + (level - mean) ** 2))))

@@ -45,9 +45,9 @@ def edges_of(law: Law, level: Level, bound: int, produced: Ints) -> Floats:
 class Flight:
     """One batch in flight. `below`: the edge at or below `produced`; `part` of the way to the next.
 
-    `at`: the group of each open request, numbered from 0. `open`: requests by group and edge, each
-    shared out between its two edges; `coarse`: the same for the few edges that `columns` names.
-    `siblings`: ended lengths with the groups they are `of`.
+    `at`: the group of each open request, numbered from 0. `open`: requests by group and `used`
+    edge, each shared out between its two edges; `coarse`: the same for the few edges that `columns`
+    names. `ended`: lengths; `siblings`: those with an open one, and the groups they are `of`.
     """
 
     edges: Floats
@@ -56,6 +56,7 @@ class Flight:
     part: Floats
     at: Ints
     open: Floats
+    used: Ints
     columns: Ints
     coarse: Floats
     ended: Floats
@@ -68,10 +69,12 @@ def count(edges: Floats, produced: Ints, group: Ints, ended: Finished) -> Flight
     tokens = np.clip(produced, 0, edges[-1] - 1).astype(np.float64)
     below = np.searchsorted(edges, tokens, side="right") - 1
     part = (tokens - edges[below]) / np.diff(edges)[below]
+    used = np.unique(np.concatenate((below, below + 1)))
     groups, at = np.unique(group, return_inverse=True)
-    size = len(groups) * len(edges)
-    places = at * len(edges) + below
+    size = len(groups) * len(used)
+    places = at * len(used) + np.searchsorted(used, below)
     counts = np.bincount(places, 1 - part, size) + np.bincount(places + 1, part, size)
+    counts = counts.astype(np.float64).reshape(len(groups), len(used))
     of = np.searchsorted(groups, ended.group)
     known = groups[np.minimum(of, len(groups) - 1)] == ended.group
     lengths = ended.length.astype(np.float64)
@@ -81,23 +84,28 @@ def count(edges: Floats, produced: Ints, group: Ints, ended: Finished) -> Flight
         below,
         part,
         at,
-        *_thinned(counts.astype(np.float64).reshape(len(groups), len(edges)), edges),
+        counts,
+        used,
+        *_thinned(counts, used, edges),
         lengths,
         lengths[known],
         of[known],
     )
 
 
-def _thinned(counts: Floats, edges: Floats) -> tuple[Floats, Ints, Floats]:
-    """Return the counts, `COLUMNS` edges at most, and the counts shared out among those."""
-    used = np.flatnonzero(counts.any(axis=0))
+def _thinned(counts: Floats, used: Ints, edges: Floats) -> tuple[Ints, Floats]:
+    """Return `COLUMNS` of the edges used at most, and the counts shared out among those."""
     columns = used[np.unique(np.linspace(0, len(used) - 1, COLUMNS).astype(np.int64))]
     shares = [np.interp(edges[used], edges[columns], unit) for unit in np.eye(len(columns))]
-    return counts, columns, counts[:, used] @ np.array(shares).T
+    return columns, counts @ np.array(shares).T
 
 
 class Belief(NamedTuple):
-    """The batch's law, as the scores of the edges: on the whole, and by strata of equal chance."""
+    """The batch's law, as the scores of the edges, by strata of equal chance; and its level.
+
+    `scores`: the middle stratum. It is what to plan with: the mean of all laws has a tail that is
+    due to the least likely of them.
+    """
 
     scores: Floats
     strata: Floats
@@ -128,7 +136,8 @@ def believe(law: Law, before: Level, flight: Flight) -> Belief:
     upto = np.append(0.0, np.minimum(np.cumsum(weights[order]), 1.0))
     limits = np.arange(STRATA + 1)[:, None] / STRATA
     shares = np.diff(np.diff(np.minimum(upto, limits), axis=1), axis=0) * STRATA
-    return Belief(_scores(weights @ tails), _scores(shares @ tails[order]), level)
+    strata = _scores(shares @ tails[order])
+    return Belief(strata[STRATA // 2], strata, level)
 
 
 def _grid(about: Level, points: int = STRETCHES) -> Floats:
@@ -156,7 +165,8 @@ def _likelihood(log_tails: Floats, flight: Flight) -> Floats:
     capped = flight.ended >= edges[-1]
     bins = np.searchsorted(edges, flight.ended[~capped])
     ended = np.bincount(bins, minlength=len(edges))[1:]
-    running = flight.open.sum(axis=0)
+    running = np.zeros(len(edges))
+    running[flight.used] = flight.open.sum(axis=0)
     running[-1] += capped.sum()
     density = np.maximum(tails[:, :-1] - tails[:, 1:], TINY)
     merit: Floats = np.log(density) @ ended + np.log(np.maximum(tails, TINY)) @ running

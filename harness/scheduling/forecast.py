@@ -159,25 +159,31 @@ class _Remaining:
         log_weights, log_tails = self._shared(belief.scores)
         below, part = flight.below, flight.part[:, None]
         passed = (1 - part) * log_tails[below] + part * log_tails[below + 1]
-        given = np.exp(log_weights[flight.at] - passed)
-        self._tails = np.minimum(given @ np.exp(log_tails).T, 1.0)
-        """Chance to be longer than each edge: (requests, edges); 1 where it is already."""
-        steps = np.diff(flight.edges)
-        sums = np.append(steps, 0.0) + np.append(0.0, steps)
-        after = self._tails[np.arange(len(rows)), below + 1]
-        extra = (flight.produced - flight.edges[below]) * (1 - after) / 2
-        self.expected = np.maximum(1.0, self._tails @ sums / 2 + extra - flight.produced)
+        self._tails, self._given = np.exp(log_tails), np.exp(log_weights[flight.at] - passed)
+        areas = (self._tails[1:] + self._tails[:-1]) / 2 * np.diff(flight.edges)[:, None]
+        beyond = np.append(np.cumsum(areas[::-1], axis=0)[::-1], 0 * areas[:1], axis=0)
+        rest = flight.edges[below + 1] - flight.produced
+        beyond_it = np.einsum("rn,rn->r", self._given, beyond[below + 1])
+        self.expected = np.maximum(1.0, rest * (1 + self._longer(below + 1)) / 2 + beyond_it)
+
+    def _longer(self, edge: Ints) -> Floats:
+        """Return the chance of each request to be longer than an edge; 1 where it is already."""
+        chance: Floats = np.einsum("rn,rn->r", self._given, self._tails[edge])
+        return np.minimum(chance, 1.0)
 
     def lengths(self, levels: Floats) -> Floats:
-        """Return the remaining length of each request at its level, tokens."""
-        edges, produced, rows = self.flight.edges, self.flight.produced, np.arange(len(self.rows))
-        tail = 1 - levels
-        upper = np.minimum(np.sum(self._tails > tail[:, None], axis=1), len(edges) - 1)
-        upper = np.maximum(upper, self.flight.below + 1)
-        start = np.maximum(edges[upper - 1], produced)
-        high, low = self._tails[rows, upper - 1], self._tails[rows, upper]
+        """Return the remaining length of each request at its level, tokens (by bisection)."""
+        edges, tail = self.flight.edges, 1 - levels
+        lower, upper = self.flight.below, np.full(len(self.rows), len(edges) - 1)
+        for _ in range(len(edges).bit_length()):
+            middle = (lower + upper) // 2
+            longer = self._longer(middle) > tail
+            upper = np.where(longer, upper, np.maximum(middle, lower + 1))
+            lower = np.where(longer, middle, lower)
+        start = np.maximum(edges[lower], self.flight.produced)
+        high, low = self._longer(lower), self._longer(upper)
         way = np.clip((high - tail) / np.maximum(high - low, TINY), 0.0, 1.0)
-        left: Floats = np.maximum(1.0, start + way * (edges[upper] - start) - produced)
+        left: Floats = np.maximum(1.0, start + way * (edges[upper] - start) - self.flight.produced)
         return left
 
     def spread(self) -> Floats:
@@ -207,12 +213,9 @@ class _Remaining:
         mean, variance = np.sum(pooled * means, (0, 1)), np.sum(pooled * variances, (0, 1))
         of_group = coarse @ means[:, :, -1]
         shared = np.sum(weights * of_group**2) - np.sum(np.sum(weights * of_group, axis=1) ** 2)
-        within = np.zeros((len(coarse), len(tokens)))
-        for node in range(weights.shape[1]):  # one by one: what fits a cache is done sooner
-            all_of_group = np.exp(coarse @ np.log(chances[:, node]))
-            within += weights[:, node, None] * all_of_group
-        log_chance = np.sum(np.log(np.maximum(within, TINY)), axis=0)
-        return _Sums(log_chance, mean, variance + shared * (mean / mean[-1]) ** 2)
+        log_chance = _none_longer(weights, coarse, chances)
+        of_most = mean / max(float(mean[-1]), TINY)
+        return _Sums(log_chance, mean, variance + shared * of_most**2)
 
     def _shared(self, scores: Floats) -> _Shared:
         """Infer the score that each group shares, under a law with these scores at the edges."""
@@ -229,10 +232,24 @@ class _Remaining:
         number = np.bincount(flight.of[~capped], minlength=groups)[:, None]
         summed = np.bincount(flight.of[~capped], found, groups)[:, None]
         at_cap = np.bincount(flight.of[capped], minlength=groups)[:, None]
-        merit = -0.5 * nodes**2 + flight.open @ log_tails + at_cap * log_tails[-1]
+        merit = flight.open @ log_tails[flight.used] + at_cap * log_tails[-1] - 0.5 * nodes**2
         merit -= (number * (pull * nodes) ** 2 - 2 * pull * nodes * summed) / (2 * own**2)
         merit -= merit.max(axis=1, keepdims=True)
         return _Shared(merit - np.log(np.exp(merit).sum(axis=1, keepdims=True)), log_tails)
+
+
+def _none_longer(weights: Floats, coarse: Floats, chances: Floats) -> Floats:
+    """Return the log of the chance that no request of any group has more left than some tokens.
+
+    Single precision is enough for a chance, and several times as fast.
+    """
+    within = np.zeros((len(coarse), chances.shape[2]), np.float32)
+    weights, coarse = weights.astype(np.float32), coarse.astype(np.float32)
+    logs = np.log(chances).astype(np.float32)
+    for node in range(weights.shape[1]):  # one by one: what fits a cache is done sooner
+        within += weights[:, node, None] * np.exp(coarse @ logs[:, node])
+    total: Floats = np.sum(np.log(np.maximum(within, TINY)), axis=0, dtype=np.float64)
+    return total
 
 
 def _truncated(

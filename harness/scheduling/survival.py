@@ -109,13 +109,15 @@ class Law:
 
 
 def vague(bound_tokens: int) -> Law:
-    """Return the law where there is no history: log-normal, its parameters all but unknown.
+    """Return the law where there is no history: log-normal, about as published ones are.
 
-    The median is some twelfth of the bound, give or take a factor of 3.3, sigma 0.8 give or take a
-    factor of 1.6. That it is log-normal is a guess: this batch counts for a dozen draws at most.
+    Of published workloads the median is from 1/100 to 1/1.6 of the bound, sigma from 0.35 to 0.92
+    (DAPO, DeepCoder, Search-R1, a video VLM, Intern-S1): in logarithms some 1/16 give or take a
+    factor of 4.5, and 0.67 give or take one of 1.4. That it is log-normal is a guess: this batch
+    counts for some dozens of draws at most.
     """
     line = np.array([-SCORE_MAX, SCORE_MAX])
-    return Law((math.log(bound_tokens / 12),), (1.2**2,), 0.8, 0.5, line, line, 0.0, 3.0, 12.0)
+    return Law((math.log(bound_tokens / 16),), (1.5**2,), 0.67, 0.35, line, line, 0.0, 3.0, 40.0)
 
 
 def learn(past: Sequence[Finished], bound_tokens: int) -> Law:

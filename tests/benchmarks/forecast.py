@@ -157,7 +157,7 @@ def _levels(past: list[Finished], now: Finished, cap: int) -> dict[str, float]:
 def _arima(levels: Floats) -> float:
     """Return the forecast of ARIMA (1,1,0) with a constant, conditional least squares."""
     steps = np.diff(levels)
-    if len(steps) < 3:
+    if len(steps) < 3 or not np.ptp(steps[:-1]):
         return float(levels[-1] + steps.mean())
     slope, constant = np.polyfit(steps[:-1], steps[1:], 1)
     return float(levels[-1] + constant + np.clip(slope, -0.99, 0.99) * steps[-1])
