@@ -138,15 +138,17 @@ class Weights:
             self._notify(Note(level="error", text=told.text))
 
     async def _relay(self, asked: Message, deadline_ns: int) -> Message:
-        """Have the porter answer, at the latest soon after the deadline."""
-        if self._seat is None:
+        """Have the porter answer, at the latest soon after the deadline; a silent one is killed."""
+        seat = self._seat
+        if seat is None:
             raise NotOpen("no porter is open on this node")
         due_ns = deadline_ns or time.monotonic_ns() + _NO_DEADLINE_NS
-        reply = self._seat.ask(asked, due_ns)
+        reply = seat.ask(asked, due_ns)
         await settled([reply], due_ns + _ANSWER_NS)
         if not reply.done():
             tag = asked.__struct_config__.tag
-            text = f"the porter (pid {self._seat.child.pid}) has not answered {tag} by its deadline"
+            text = f"the porter (pid {seat.child.pid}) has not answered {tag} by its deadline"
+            seat.kill()  # it is stuck: who opens it again gets another
             return Failure(error="PorterSilent", text=text)
         answer = reply.result()
         if isinstance(answer, Failure):  # what the coordinator knows as ranks are others

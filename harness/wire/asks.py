@@ -21,8 +21,9 @@ RESEND_NS = NS_PER_S
 TICK_NS = 50 * NS_PER_MS
 ANSWER_GRACE_NS = 2 * NS_PER_S
 """An agent may answer at its deadline, or be cut off a second later; then it has to travel."""
-SETTLE_NS = 100 * NS_PER_MS
-"""After a first failure, how long others have to be named with it."""
+SETTLE_NS = 500 * NS_PER_MS
+"""After a first failure, how long others have to be named with it: more than an agent waits for a
+rank that hangs to say where it stands, for that one is named later than those that wait for it."""
 CULPRIT_NS = 4 * NS_PER_S
 """How long more where nobody has named a rank at fault: what was told only follows from it. More
 than an agent takes to find out which rank hangs, or to be given up as silent itself."""

@@ -14,7 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -359,7 +359,11 @@ def test_a_receiver_that_stands_still_is_named_within_the_stall(tmp_path: Path) 
                 assert isinstance(silent, Failure)
                 assert silent.error == "PorterSilent"
             finally:
-                os.kill(frozen.pid, signal.SIGCONT)
+                with suppress(ProcessLookupError):
+                    os.kill(frozen.pid, signal.SIGCONT)
+            stuck = frozen.pid
+            await frozen.open()  # as who makes the transfer again does
+            assert frozen.pid != stuck
             await one_more(source, frozen, path)
 
     run(test())
