@@ -192,6 +192,11 @@ def test_a_rank_that_dies_mid_step_ends_all_and_training_goes_on_anew(
             published = await p.all(PublishWeights(version=1), WeightsPublished)
             holds_version(Path(published[0].path), 1)
             await p.step(1, *TOKENS)
+            kept = (str(tmp_path / f"kept-{n}") for n in range(2))
+            later = [KeepTrainer(path=f"{path}-later", instead_of=path) for path in kept]
+            await p.all(lambda n: later[n], Done)
+            names = {path.name for path in tmp_path.glob("kept-*")}
+            assert names == {"kept-0-later", "kept-1-later"}
 
     run(test())
 

@@ -234,6 +234,11 @@ def test_a_killed_coordinator_is_followed_by_one_that_goes_on(tmp_path: Path) ->
     assert events.of("rl")[0]["staleness_max"] <= 2
 
 
+def test_of_the_trainers_state_only_what_a_checkpoint_may_name_is_kept(tmp_path: Path) -> None:
+    bench, _ = loop(tmp_path, Rl(steps=5, policies=STATIC))
+    assert sorted(bench.kept.values()) == [4, 5]
+
+
 def test_a_checkpoint_of_other_requests_is_refused(tmp_path: Path) -> None:
     loop(tmp_path / "first", Rl(steps=2, policies=STATIC))
     with pytest.raises(UsageError, match="its requests were others"):
