@@ -57,6 +57,7 @@ from harness.wire.weights import (
 TRAIN_NS = 2 * NS_PER_S
 CARRY_NS = 300 * NS_PER_MS
 LOAD_NS = 50 * NS_PER_MS
+KEEP_NS = 100 * NS_PER_MS
 
 
 class RlNode(FakeNode):
@@ -142,6 +143,9 @@ class RlNode(FakeNode):
         await self.bench.clock.sleep_ns(self.train_ns)
         self.version += 1
         self.stepped.append((message.version, tuple(s.id for s in message.samples)))
+        assert all(0 <= s.version_first <= s.version_last for s in message.samples)
+        if self.bench.vocab:
+            assert all(len(s.response) == s.response_tokens for s in message.samples)
         tokens = sum(s.response_tokens for s in message.samples)
         return Trained(
             version=message.version, tokens=tokens, micro_batches=1,
@@ -160,7 +164,10 @@ class RlNode(FakeNode):
         if message.load:
             self.version = kept[message.path]
         else:
+            kept.pop(message.path, None)  # half of it is written over
+            await self.bench.clock.sleep_ns(KEEP_NS)
             kept[message.path] = self.version
+            kept.pop(message.instead_of, None)
         return Done(t_ns=self.now_ns())
 
     async def watch_training(self, message: WatchTraining) -> Message:
@@ -234,7 +241,12 @@ def rl_session(
 ) -> Session:
     """A session that is asked to do one `rl` step."""
     scenario = Scenario(question="?", steps=(step,), timeout_s=3600)
-    spec = EngineSpec(engine="paced", profile=profile, sequences_max=16, kv_max_tokens=65536)
+    spec = EngineSpec(
+        engine="vllm" if bench.vocab else "paced",
+        profile=profile,
+        sequences_max=16,
+        kv_max_tokens=65536,
+    )
     gpus: Mapping[str, int] = {
         name: node.emulated_gpus for name, node in bench.spec.nodes.items() if node.pod != "train"
     }
