@@ -73,8 +73,8 @@ def count(edges: Floats, produced: Ints, group: Ints, ended: Finished) -> Flight
     groups, at = np.unique(group, return_inverse=True)
     size = len(groups) * len(used)
     places = at * len(used) + np.searchsorted(used, below)
-    counts = np.bincount(places, 1 - part, size) + np.bincount(places + 1, part, size)
-    counts = counts.astype(np.float64).reshape(len(groups), len(used))
+    shared = np.bincount(places, 1 - part, size) + np.bincount(places + 1, part, size)
+    counts: Floats = shared.astype(np.float64).reshape(len(groups), len(used))
     of = np.searchsorted(groups, ended.group)
     known = groups[np.minimum(of, len(groups) - 1)] == ended.group
     lengths = ended.length.astype(np.float64)
@@ -127,7 +127,7 @@ def believe(law: Law, before: Level, flight: Flight) -> Belief:
         log_tails = log_tail(scores)
         log_tails[:, 0] = 0.0
         prior = ((levels - before.mean) / before.sd) ** 2 + (stretches / law.stretch_sd) ** 2
-        merit = weight * _likelihood(log_tails, flight) - prior / 2
+        merit = weight * _likelihood(log_tails, flight, law.odd) - prior / 2
         weights = np.exp(merit - merit.max())
         weights /= weights.sum()
         level, stretch = _found(levels, weights), _found(stretches, weights)
@@ -154,14 +154,14 @@ def _scores(tails: Floats) -> Floats:
     return score_of(np.log(np.maximum(tails, TINY))).clip(max=SCORE_MAX)
 
 
-def _likelihood(log_tails: Floats, flight: Flight) -> Floats:
+def _likelihood(log_tails: Floats, flight: Flight, odd: float) -> Floats:
     """Return the log likelihood of a batch so far, for each row of log tails at the edges.
 
-    One in a hundred may have any length: a single odd one does not outweigh all others.
+    Of a share of `odd` the logarithm may be anything.
     """
     edges = flight.edges
     anything = 1 - np.log(np.maximum(edges, 1)) / np.log(edges[-1] + 1)
-    tails = 0.99 * np.exp(log_tails) + 0.01 * anything
+    tails = (1 - odd) * np.exp(log_tails) + odd * anything
     capped = flight.ended >= edges[-1]
     bins = np.searchsorted(edges, flight.ended[~capped])
     ended = np.bincount(bins, minlength=len(edges))[1:]

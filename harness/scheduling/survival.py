@@ -57,7 +57,8 @@ class Law:
     `levels` of past batches (log tokens, oldest first) have the `variances` of their sampling.
     `offsets` (log tokens, rising) and `scores` are the knots of the shape. `stretch` multiplies
     offsets; its logarithm has the standard deviation `stretch_sd`. `ties`: as many siblings count
-    for one independent draw. `draws`: how many independent ones the law was learnt from.
+    for one independent draw. `draws`: how many independent ones the law was learnt from. `odd`: the
+    share of lengths that may be anything, so that a single odd one does not outweigh all others.
     """
 
     levels: tuple[float, ...]
@@ -69,6 +70,7 @@ class Law:
     correlation: float
     ties: float
     draws: float
+    odd: float = 0.01
 
     def weight(self, lengths: int) -> float:
         """Return how much each of some lengths counts, next to a draw from a law that is known.
@@ -114,10 +116,10 @@ def vague(bound_tokens: int) -> Law:
     Of published workloads the median is from 1/100 to 1/1.6 of the bound, sigma from 0.35 to 0.92
     (DAPO, DeepCoder, Search-R1, a video VLM, Intern-S1): in logarithms some 1/16 give or take a
     factor of 4.5, and 0.67 give or take one of 1.4. That it is log-normal is a guess: this batch
-    counts for some dozens of draws at most.
+    counts for some dozens of draws at most, and more lengths may be odd: short answers, runaways.
     """
-    line = np.array([-SCORE_MAX, SCORE_MAX])
-    return Law((math.log(bound_tokens / 16),), (1.5**2,), 0.67, 0.35, line, line, 0.0, 3.0, 40.0)
+    line, level = np.array([-SCORE_MAX, SCORE_MAX]), math.log(bound_tokens / 16)
+    return Law((level,), (1.5**2,), 0.67, 0.35, line, line, 0.0, 3.0, 60.0, odd=0.04)
 
 
 def learn(past: Sequence[Finished], bound_tokens: int) -> Law:
