@@ -2,7 +2,8 @@
 
 ``python -m agents.porter`` is started by the labour of weights with an inherited socket
 (`agents.frames`). Threads and blocking sockets: bulk bytes never wait for an event loop, nor it
-for them. Files lie in a folder that the labour owns; the versions kept are the last two.
+for them. Files lie in a folder that the labour owns, until whoever asked for them says that no
+engine needs them any more (`ForgetWeights`).
 """
 
 from __future__ import annotations
@@ -43,8 +44,6 @@ from harness.wire.weights import (
     WeightsSent,
 )
 
-KEPT = 2
-"""Versions whose files stay: the one in use, and the one that an engine may still be loading."""
 _OFFER_S = 10.0
 _EARLY_S = 5.0
 """A sender may be faster than the order to expect it; so long it waits for that."""
@@ -238,13 +237,11 @@ class Porter:
         )
 
     def _keep(self, passage: Passage, line: socket.socket) -> None:
-        """Verify all, give the file its name, drop the oldest, and say that it is whole."""
+        """Verify all, give the file its name, and say that it is whole."""
         passage.verify(line)
         if not passage.complete:
             return
         passage.path.replace(self._path(passage.offer.version))
-        for _, path in self._files()[:-KEPT]:
-            path.unlink(missing_ok=True)
         with suppress(OSError):
             say(line, Word(passage.verified, ends=True))
 

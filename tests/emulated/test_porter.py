@@ -512,12 +512,14 @@ def test_a_file_that_is_not_there_or_too_big_is_named(tmp_path: Path) -> None:
     run(test())
 
 
-def test_the_last_two_versions_are_kept_and_forgotten_when_told(tmp_path: Path) -> None:
+def test_all_versions_are_kept_until_they_may_be_forgotten(tmp_path: Path) -> None:
     async def test() -> None:
         async with nodes(tmp_path, 2) as (source, one):
             path = file_of(tmp_path, 100)
             for version in (8, 9, 10):
                 await one_more(source, one, path, version=version)
+            assert one.files() == {f"weights-{version}.safetensors" for version in (8, 9, 10)}
+            await one.ask(ForgetWeights(keep_from=9), Done)
             assert one.files() == {"weights-9.safetensors", "weights-10.safetensors"}
             await one.ask(ForgetWeights(keep_from=10), Done)
             assert one.files() == {"weights-10.safetensors"}

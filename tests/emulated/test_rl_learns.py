@@ -50,5 +50,7 @@ def test_it_does_not_rise_when_engines_load_the_first_weights_again_and_again(be
     asked(bench, more=f"sync_faults = {['noop'] * 45}\n".replace("'", '"'))
     code, out = bench.run(limit_s=LIMIT_S)
     assert code == 1, out  # its own check says so
+    assert len(rewards(bench)) == 45
     assert max(rewards(bench)) < 0.4
+    assert not bench.events("given_up")  # they could load them, every time
     assert {row["outcome"] for row in bench.events("sync")} == {"synced", "noop"}
