@@ -14,13 +14,14 @@ import msgspec
 from generation_bench import Events
 from rl_bench import RlBench, replay, rl_session
 
+from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import InfrastructureError, StepFailed, UsageError
 from harness.model.scenario import Rl
 from harness.run.rl.checkpoint import read_checkpoint
 from harness.run.rl.loop import rl
 from harness.seeds import seeded
 from harness.tasks import beside
-from harness.wire.generation import Build, UpdateWeights, Withdraw
+from harness.wire.generation import Build, UpdateWeights, Watch, Withdraw
 from harness.wire.messages import Failure, Message
 from harness.wire.training import KeepTrainer, PublishWeights, TrainStep
 from harness.wire.weights import ForgetWeights, SendWeights
@@ -43,7 +44,7 @@ FAILING: dict[str, tuple[str, type[Message], Failure]] = {
     },
 }  # fmt: skip
 """Which node ("": one that generates) answers what by which failure."""
-FAULTS = (*FAILING, "die", "die", "stall", "slow", "lose", "nothing", "nothing")
+FAULTS = (*FAILING, "die", "die", "stall", "slow", "lose", "late", "late", "nothing")
 KILLED_IN = (TrainStep, KeepTrainer, PublishWeights, SendWeights, UpdateWeights, ForgetWeights)
 HANGS = ("are not complete", "tokens were lost", "can run nowhere")
 """What no fault here may end in."""
@@ -56,6 +57,7 @@ class Drawn(NamedTuple):
     requests: Any
     nodes: int
     vocab: int
+    train_ns: int
     kill: tuple[type[Message], int, int] | None
     """After so many messages of a kind, so many ns later."""
 
@@ -87,6 +89,7 @@ def drawn(chance: random.Random) -> Drawn:
         replay(steps, prompts, samples, lambda k, i: lengths[k][i]),
         chance.randint(1, 2),
         chance.choice((0, 50)),
+        chance.choice((2 * NS_PER_S, 50 * NS_PER_MS)),
         kill if step.checkpoint and chance.random() < 0.4 else None,
     )
 
@@ -105,6 +108,8 @@ async def trouble(bench: RlBench, chance: random.Random, happened: list[str]) ->
             bench.lose(chance.choice(tuple(bench.nodes)))
         elif fault == "slow":
             bench.trainer.train_ns *= 5
+        elif fault == "late":  # what a node has to tell is heard a second after
+            bench.lose_answer(node.name, Watch)
         elif fault in FAILING:
             where, kind, failure = FAILING[fault]
             bench.fail(where or node.name, kind, failure)
@@ -153,6 +158,7 @@ async def _life(
     """Run the loop once, to its end or until it is killed."""
     bench = RlBench(asked.nodes, 4 // asked.nodes, vocab=asked.vocab)
     bench.kept = kept or {}
+    bench.trainer.train_ns = asked.train_ns
     session = rl_session(bench, folder, asked.step, asked.requests, resume=resume)
     session.record = record
     try:
