@@ -31,7 +31,7 @@ from agents.process import die_with
 from agents.training.base import Groups, Trainer
 from agents.training.groups import join
 from agents.training.orders import FRAMES, Body, Join, Joined, Learned, Publish, Published, Told
-from harness.errors import ExitCode, UsageError
+from harness.errors import ExitCode, InfrastructureError, UsageError
 from harness.wire.messages import Done, Failure, Message
 from harness.wire.training import KeepTrainer, PhaseHappened, PlanStep, StepPlan, TrainStep
 
@@ -171,8 +171,12 @@ class Rank:
     def _keep(self, asked: KeepTrainer, trainer: Trainer) -> Message:
         folder = Path(asked.path)
         if not asked.load:
-            folder.mkdir(parents=True, exist_ok=True)
-            trainer.keep(folder)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                trainer.keep(folder)
+            except OSError as error:
+                why = error.strerror or error
+                raise InfrastructureError(f"{folder} cannot be written: {why}") from error
             if asked.instead_of:  # every rank of the node: the first one does it
                 shutil.rmtree(asked.instead_of, ignore_errors=True)
         elif folder.is_dir():

@@ -42,6 +42,8 @@ ABOVE_ZERO = (
     "stage_timeout_s",
     "train_timeout_s",
 )
+BUCKET_MIN_BYTES = 4096
+"""Each bucket has a header and an answer: with less, weights would be the least of what is sent."""
 ZERO_OR_MORE = ("moves_per_s_max", "switch_s")
 
 
@@ -116,7 +118,8 @@ def _numbers(where: str, step: Rl) -> Iterator[str]:
     if not 0 <= step.gain_min_pct < 100:
         yield f"{where}.gain_min_pct: expected 0 or more, and less than 100"
     try:
-        parse_size(step.bucket)
+        if parse_size(step.bucket) < BUCKET_MIN_BYTES:
+            yield f"{where}.bucket: {step.bucket!r} is very little; use 4KiB or more, such as 4MiB"
     except ValueError as error:
         yield f"{where}.bucket: {error}"
     if len(step.sync_faults) > step.steps:

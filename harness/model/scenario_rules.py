@@ -48,6 +48,8 @@ def scenario_problems(scenario: Scenario) -> Iterator[str]:
     if not scenario.question.strip():
         yield "question: empty; say what the run is to find out"
     yield from _whole_number("repeats", scenario.repeats, 1)
+    if scenario.seed < 0:
+        yield "seed: expected 0 or more"
     if not scenario.timeout_s > 0:
         yield "timeout_s: expected more than 0"
     for name, shape in scenario.shapes.items():

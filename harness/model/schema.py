@@ -21,8 +21,11 @@ import msgspec.inspect as mi
 T = TypeVar("T")
 
 INTEGER_MAX = 2**63 - 1
+DURATIONS_MAX = {"s": 1e9, "ms": 1e12}
+"""By the unit that a duration's key ends with; beyond it, nanoseconds would not fit 64 bits."""
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+_DURATION = re.compile(r"(?<!_per)_(m?s)(\[\d+\])*$", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _SECRET = re.compile(r"(?i)^(pass(word|wd|phrase)?|secret|token|api_?key)$")
 _WORDS = {
@@ -189,11 +192,19 @@ class _Walk:
             self.wrong(path, "the number does not fit 64 bits")
         elif isinstance(found, float) and not math.isfinite(found):
             self.wrong(path, "expected a finite number")
+        elif isinstance(found, int | float) and (most := _longest(path)) and found > most:
+            self.wrong(path, f"expected {most:g} at most, which is more than 30 years")
 
     def wrong(self, path: str, text: str) -> None:
         """Report a problem that leaves no value to go on with."""
         self.problems.append(f"{path}: {text}")
         self.unreadable = True
+
+
+def _longest(path: str) -> float | None:
+    """Return the most that a duration's key may hold; None for another key."""
+    unit = _DURATION.search(path)
+    return DURATIONS_MAX[unit[1]] if unit else None
 
 
 def _fits(found: object, kind: mi.Type) -> bool:

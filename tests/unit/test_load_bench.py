@@ -119,6 +119,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         ('driver = "polatis-scpi"', 'driver = "polatis"', "is not one of"),
         ('driver = "polatis-scpi"', 'driver = "polatis-tl1"', "agg0.url: expected ssh:// or tcp:"),
         ("switch_ms = 25.0", "switch_ms = nan", "emulate.switch_ms: expected a finite number"),
+        ("switch_ms = 25.0", "switch_ms = 1e13", "emulate.switch_ms: expected 1e+12 at most"),
         ("switch_ms = 25.0", "switch_ms = -1.0", "emulate.switch_ms: expected 0 or more"),
         ('"agg0:2"', '"agg0:1"', "port 1 of agg0 is taken by the cable of 'tor0:u1'"),
         ('"agg0:2"', '"agg0:2/17"', "port 17 of agg0 is taken by the cable of 'tor0:u1'"),

@@ -104,6 +104,8 @@ def test_the_question_is_the_first_line() -> None:
         ("seed = 1", 'seed = 1\nnccl_env = {LD_PRELOAD = "x.so"}', "LD_PRELOAD: may not be set"),
         ("seed = 1", "seed = 1\nsteps = []", "not TOML"),
         ("timeout_s = 300.0", "timeout_s = 0", "timeout_s: expected more than 0"),
+        ("timeout_s = 300.0", "timeout_s = 1e10", "timeout_s: expected 1e+09 at most"),
+        ("seed = 1", "seed = -1", "seed: expected 0 or more"),
     ],
 )
 def test_a_problem_is_named_with_its_key_and_what_would_be_right(

@@ -136,6 +136,7 @@ def test_sound_scenarios_have_no_problem(tmp_path: Path) -> None:
         ("staleness_max = 1", "moves_per_s_max = -1.0", "moves_per_s_max: expected 0 or more"),
         ("staleness_max = 1", "switch_s = -1.0", "steps[0].switch_s: expected 0 or more"),
         ("staleness_max = 1", "train_timeout_s = 0", "train_timeout_s: expected more than 0"),
+        ('"4MiB"', '"4"', "steps[0].bucket: '4' is very little; use 4KiB or more"),
         ('"4MiB"', '"4M"', "steps[0].bucket: '4M': unknown unit 'M'; write one of"),
         ('["static:4xTP1", "orchestrl"]', "[]", "steps[0].policies: empty; name at least one"),
         ('"orchestrl"]', '"static:4xTP1"]', "steps[0].policies: 'static:4xTP1' is listed 2 times"),

@@ -82,7 +82,7 @@ class Synced:
     begin_ns: int = 0
     total_s: float = 0.0
     outcome: Literal["synced", "noop", "failed"] = "failed"
-    error: str = ""
+    error: str = "interrupted"
 
 
 @dataclass
@@ -214,7 +214,7 @@ class Syncs:
             took_s = await together(self._load_node(there) for there in places.values())
         made.load_s = max(took_s, default=0.0)
         made.rpc_s += max(0.0, (self._now() - begin_ns) / NS_PER_S - made.load_s)
-        made.outcome = "noop" if noop else "synced"
+        made.outcome, made.error = "noop" if noop else "synced", ""
         await self._forget(made)
 
     async def _load_node(self, names: Sequence[str]) -> float:
