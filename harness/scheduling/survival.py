@@ -137,6 +137,8 @@ def learn(past: Sequence[Finished], bound_tokens: int) -> Law:
     ties = np.array([1 + (batch.siblings - 1) * correlation for batch in counted])
     draws = float(np.sum(sizes / ties))
     variances = points.var(axis=1) * ties / sizes + 1e-6
+    if len(counted) > 1:
+        offsets, scores = _shape(counted, _shrunk(levels, variances))
     return Law(
         tuple(levels.tolist()),
         tuple(variances.tolist()),
@@ -148,6 +150,16 @@ def learn(past: Sequence[Finished], bound_tokens: int) -> Law:
         float(ties[-1]),
         draws,
     )
+
+
+def _shrunk(levels: Floats, variances: Floats) -> Floats:
+    """Return levels without the part of their differences that sampling explains (James-Stein).
+
+    Laid upon each other by levels as measured, batches of few prompts would make too narrow a law.
+    """
+    found = float(levels.var(ddof=1))
+    real = max(0.0, 1 - float(variances.mean()) / found) if found else 0.0
+    return levels.mean() + real * (levels - levels.mean())
 
 
 class _Counted:

@@ -34,6 +34,18 @@ def test_levels_without_trend_are_averaged() -> None:
     assert ours < 0.8 * last
 
 
+def test_without_drift_it_is_about_as_good_as_the_mean_and_with_it_far_better() -> None:
+    chance = np.random.default_rng(3)
+    for growth, most in ((0.0, 1.2), (0.1, 0.25)):
+        errors = []
+        for count in 60 * [2, 4, 6, 8]:
+            levels = 6 + growth * np.arange(count + 1) + NOISE * chance.standard_normal(count + 1)
+            truth, past = 6 + growth * count, levels[:-1].tolist()
+            errors.append((abs(ahead(past)[0] - truth), abs(np.mean(past) - truth)))
+        ours, mean = np.mean(errors, axis=0)
+        assert ours < most * mean
+
+
 def test_a_turn_of_the_trend_is_followed_within_few_batches() -> None:
     levels = [6 + 0.1 * step for step in range(6)] + [6.5 - 0.1 * step for step in range(1, 6)]
     assert ahead(levels)[0] == pytest.approx(5.9, abs=0.05)

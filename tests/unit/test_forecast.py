@@ -294,3 +294,30 @@ def test_any_view_gives_lengths_that_are_possible(
     assert found.total.high <= most.sum()
     assert found.longest.high <= most.max()
     assert same(found, forecast(view))
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_at_the_edge_of_the_cap_nothing_is_divided_by_nothing(samples: int) -> None:
+    """Siblings that are tied, all of them at the cap or just below: no warning of numpy either."""
+    past = draw(SATURATED, 3, seed=2)
+    for below in (0, 1, 2, 50):
+        produced = np.full(4, SATURATED.cap - below)
+        group = 9000 + np.arange(4) // samples
+        with np.errstate(all="raise", under="ignore"):
+            found = forecast(view_of(tuple(past), group, produced, SATURATED.cap, 9))
+        assert np.all(found.expected <= max(1, below))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
+@pytest.mark.parametrize("of", [HEAVY, TIGHT], ids=["heavy", "tight"])
+def test_a_first_batch_is_not_expected_to_run_to_the_cap(of: Archetype, share: float) -> None:
+    """Without history, once some have ended: far from what 'any length' would say."""
+    for seed in range(3):
+        now = draw(of, 1, seed)[0]
+        now = Finished(now.batch, now.group, np.where(now.length < of.cap, now.length, 300))
+        view, truth = seen([], now, of.cap, moment(now, share))
+        found = forecast(view)
+        assert found.spread.max() == pytest.approx(found.longest.mid, rel=0.4)
+        assert found.spread.sum() < 6 * truth.sum()
+        if share == 0.6:
+            assert truth.max() / 3 < found.longest.mid < 3 * truth.max()
