@@ -11,6 +11,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -65,6 +66,8 @@ class Job:
     turn: int = 0
     before_tokens: int = 0
     """Produced in turns before the present one."""
+    recomputed_tokens: int = 0
+    """Contexts with which turns after the first began, the present one's too."""
     carried: Carried | None = None
     """As it left the last instance, in the present turn."""
     at: str = ""
@@ -90,7 +93,17 @@ class Job:
         if self.turn == len(self.request.turns):
             return False
         self.context_tokens += produced + self.request.turns[self.turn].prompt_tokens
+        self.recomputed_tokens += self.context_tokens
         return True
+
+    @property
+    def recomputes_tokens(self) -> int:
+        """Contexts of the turns that are still to come."""
+        context, found, turns = self.context_tokens, 0, self.request.turns
+        for before, turn in pairwise(turns[self.turn :]):
+            context += before.response_tokens + turn.prompt_tokens
+            found += context
+        return found
 
 
 @dataclass(frozen=True, order=True)
@@ -116,8 +129,8 @@ class Fleet:
         self.moved: list[Moved] = []
         self.preemptions = 0
         self._past: list[Finished] = []
-        self._ended: list[tuple[int, int]] = []
-        """Of the present batch: group and length."""
+        self._ended: list[tuple[int, int, int]] = []
+        """Of the present batch: group, length, and contexts computed by turns after the first."""
         self._queue: deque[Job] = deque()
         self._landings: list[_Landing] = []
         self._groups: dict[tuple[int, int], int] = {}
@@ -159,7 +172,7 @@ class Fleet:
                     self._queue.append(job)
                 else:
                     del self.jobs[job.id]
-                    self._ended.append((job.group, job.before_tokens))
+                    self._ended.append((job.group, job.before_tokens, job.recomputed_tokens))
 
     # -- instances and requests come and go ---------------------------------------------------
 
@@ -307,7 +320,7 @@ class Fleet:
         """Return a settled fleet as policies see it, with the true lengths or without."""
         at_of = {name: at for at, name in enumerate(self.engines)}
         rows = np.array([self._row(job, at_of) for job in self.jobs.values()], dtype=np.int64)
-        group, produced, context, at, running, batch, length = rows.reshape(-1, 7).T
+        group, produced, context, at, running, batch, length, recomputed = rows.reshape(-1, 8).T
         requests = Requests(
             ids=tuple(self.jobs),
             group=group,
@@ -316,7 +329,9 @@ class Fleet:
             at=at,
             running=running.astype(bool),
             batch=batch,
+            recomputed=recomputed,
         )
+        recomputes = [job.recomputes_tokens for job in self.jobs.values()] if truth else []
         return View(
             now_s=self.now_ns / NS_PER_S,
             instances=tuple(engine.seen() for engine in self.engines.values()),
@@ -326,6 +341,7 @@ class Fleet:
             cap_tokens=cap_tokens,
             moved=tuple(moved for moved in self.moved if moved.id in self.jobs),
             truth=length - produced if truth else None,
+            truth_recomputes=np.array(recomputes, np.int64) if truth else None,
         )
 
     def _row(self, job: Job, at_of: Mapping[str, int]) -> tuple[int, ...]:
@@ -335,10 +351,10 @@ class Fleet:
         if engine and job.id in engine.state.requests:
             produced, runs = engine.produced(job.id)
         context, total = value.prompt_tokens + produced, job.before_tokens + produced
-        length = job.request.response_tokens
-        return job.group, total, context, at, int(runs), job.batch, length
+        length, recomputed = job.request.response_tokens, job.recomputed_tokens
+        return job.group, total, context, at, int(runs), job.batch, length, recomputed
 
 
-def _finished(batch: int, ended: list[tuple[int, int]]) -> Finished:
-    group, length = np.array(ended, dtype=np.int64).reshape(-1, 2).T
-    return Finished(batch, group, length)
+def _finished(batch: int, ended: list[tuple[int, int, int]]) -> Finished:
+    group, length, recomputed = np.array(ended, dtype=np.int64).reshape(-1, 3).T
+    return Finished(batch, group, length, recomputed)

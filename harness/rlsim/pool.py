@@ -80,7 +80,7 @@ def simulate(
     fleet = Fleet(hardware, compute or hardware.compute())
     pool = _Pool(policy, fleet, settings, cap_tokens, (replan_s, balance_s))
     for number, batch in enumerate(batches):
-        pool.generate(batch, number)
+        pool.generate(batch, number, coming=sum(map(len, batches[number + 1 : number + 2])))
     return Result(
         batch_s=tuple(pool.batch_s),
         tokens=fleet.tokens,
@@ -111,13 +111,16 @@ class _Pool:
         self._placed: dict[str, tuple[Instance, ...]] = {}
         self._change: tuple[int, Mix, Wave] | None = None
         """When it ends, what is up then, what is built."""
+        self._coming = self._switches = 0
+        """Requests of the next batch; switches since this one runs."""
         self.batch_s: list[float] = []
         self.layouts: list[tuple[float, Mix]] = []
         self.looks: list[Looked] = []
 
-    def generate(self, batch: Sequence[ReplayRequest], number: int) -> None:
-        """Generate one batch, to the end of its last request."""
+    def generate(self, batch: Sequence[ReplayRequest], number: int, *, coming: int) -> None:
+        """Generate one batch, to the end of its last request; then as many are `coming`."""
         fleet, began_ns = self._fleet, self._fleet.now_ns
+        self._coming, self._switches = coming, 0
         self._begin(batch, number)
         replan_ns, balance_ns = began_ns + self._replan_ns, began_ns + self._balance_ns
         while fleet.jobs:
@@ -178,6 +181,7 @@ class _Pool:
         plan = self._look(number, must=must)
         self._fleet.assign(plan.assignment)
         if plan.wanted is not None:
+            self._switches += not must
             self._switch(plan.wanted)
 
     def _look(self, number: int, *, must: bool = False) -> Plan:
@@ -227,6 +231,8 @@ class _Pool:
         return replace(
             self._fleet.view(self._cap_tokens, truth=self._policy.knows),
             layout=self._layout,
+            coming=self._coming,
+            switches=self._switches,
             switched_s=self.layouts[-1][0] if len(self.layouts) > 1 else None,
             changing=self._change is not None,
         )

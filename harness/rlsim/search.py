@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
+from typing import get_args
 
 from harness.errors import UsageError
 from harness.model.layout import Layout, Mix
 from harness.model.placement import place
+from harness.model.policies import BEST_STATIC
 from harness.model.replay import ReplayRequest
 from harness.rlsim.fleet import Hardware
 from harness.rlsim.pool import simulate
 from harness.scheduling.compute import Compute
 from harness.scheduling.policies import Policy
-from harness.scheduling.view import Settings
+from harness.scheduling.view import Routing, Settings
 
 
 def uniform(layouts: Sequence[Layout], gpus_of: Mapping[str, int]) -> Iterator[Mix]:
@@ -43,31 +45,31 @@ def best_static(
     cap_tokens: int,
     compute: Compute | None = None,
     mixes: Sequence[Mix] = (),
-) -> Mix:
-    """Return the layout that ends these batches first, all simulated, with least-loaded routing.
+) -> Policy:
+    """Return the static policy that ends these batches first: its layout and routing.
 
-    Of all uniform layouts and mixes of two (or of `mixes`). Raises `UsageError` where none can run
-    the requests.
+    Of all uniform layouts and mixes of two (or of `mixes`), with either routing, all simulated.
+    Raises `UsageError` where none can run the requests.
     """
     compute = compute or hardware.compute()
     if not mixes:
         layouts = compute.layouts(max(hardware.gpus_of.values(), default=0))
         mixes = [*uniform(layouts, hardware.gpus_of), *two_types(layouts, hardware.gpus_of)]
-    took: dict[Mix, float] = {}
+    took: dict[Policy, float] = {}
     problems: dict[Mix, str] = {}
-    for mix in mixes:
-        policy = Policy("best_static", first=mix)
+    for mix, routing in product(mixes, get_args(Routing)):
+        policy = Policy(BEST_STATIC, first=mix, routing=routing)
         try:
             done = simulate(
                 batches, policy, hardware, Settings(), cap_tokens=cap_tokens, compute=compute
             )
-            took[mix] = done.total_s
+            took[policy] = done.total_s
         except UsageError as error:
             problems[mix] = str(error)
     if not took:
         told = "; ".join(f"{mix}: {problem}" for mix, problem in problems.items())
         raise UsageError(f"no static layout can run this: {told or 'none fits the GPUs'}")
-    return min(took, key=lambda mix: took[mix])
+    return min(took, key=lambda policy: took[policy])
 
 
 def _times(layout: Layout, count: int) -> Layout:

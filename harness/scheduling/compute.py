@@ -7,7 +7,8 @@ from a latency profile, tabulated once: by batch, and linear in the tokens of KV
 An instance is followed in *steps*: all that run advance by a token in each, so who runs when
 depends on lengths and limits alone, and time is the sum of what the steps take. Approximations:
 prompts are computed in full steps, during which nobody decodes; where KV does not hold all at
-once, as many sit as fit on average over their stay (an engine seats more at first, and preempts).
+once, as many sit as fit on average over their stay (an engine seats more at first, and preempts);
+a trajectory of several turns decodes as if it were one, and keeps its seat between them.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ class Costs:
         step_s: Floats = self.fixed_s[seats] + self.kv_token_s[seats] * kv_tokens
         return step_s
 
-    def prefill_s(self, tokens: Floats) -> Floats:
-        """Return the time to compute contexts, each its own."""
-        return tokens * self.prefill_token_s + tokens * tokens * (self.prefill_pair_s / 2)
+    def prefill_s(self, tokens: Floats, each: Floats | None = None) -> Floats:
+        """Return the time to compute contexts, each its own; or such a sum of them `each`."""
+        pairs = tokens * (tokens if each is None else each)
+        return tokens * self.prefill_token_s + pairs * (self.prefill_pair_s / 2)
 
 
 @dataclass(frozen=True)
@@ -170,13 +172,15 @@ class Compute:
         remaining: Floats,
         context: Floats,
         prefill: Floats | float = 0.0,
+        later: Floats | float = 0.0,
     ) -> float:
         """Return how long one instance works until all of these requests have ended.
 
-        Per request: tokens still to produce, tokens in KV now, tokens to compute first. They are
-        seated in their order; infinite where one alone exceeds the KV.
+        Per request: tokens still to produce, tokens in KV now, tokens to compute first, and those
+        that its later turns compute, in pieces as long as its context. They are seated in their
+        order; infinite where one alone exceeds the KV.
         """
-        return self.drain(layout, remaining, context, prefill).lasts_s
+        return self.drain(layout, remaining, context, prefill, later).lasts_s
 
     def drain(
         self,
@@ -184,6 +188,7 @@ class Compute:
         remaining: Floats,
         context: Floats,
         prefill: Floats | float = 0.0,
+        later: Floats | float = 0.0,
     ) -> Drain:
         """Return how one instance works off these requests; see `makespan_s`."""
         costs, count = self.costs(layout), len(remaining)
@@ -195,8 +200,10 @@ class Compute:
             ends = np.asarray(remaining, np.float64)
             return Drain(np.zeros(count), ends, np.array([0.0, ends.max()]), np.array([0, np.inf]))
         starts = _seated(np.asarray(remaining, np.float64), seats)
+        held = np.asarray(context, np.float64)
         first_s = np.broadcast_to(costs.prefill_s(np.asarray(prefill, np.float64)), count)
-        return _timed(costs, starts, starts + remaining, np.asarray(context, np.float64), first_s)
+        later_s = np.broadcast_to(costs.prefill_s(np.asarray(later, np.float64), held), count)
+        return _timed(costs, starts, starts + remaining, held, (first_s, later_s))
 
 
 def seats_of(costs: Costs, sequences_max: int, remaining: Floats, context: Floats) -> int:
@@ -228,8 +235,14 @@ def _seated(remaining: Floats, seats: int) -> Floats:
     return starts
 
 
-def _timed(costs: Costs, starts: Floats, ends: Floats, context: Floats, first_s: Floats) -> Drain:
-    """Add up the steps between what changes the batch; prefill is paid as a request begins."""
+def _timed(
+    costs: Costs, starts: Floats, ends: Floats, context: Floats, prefill_s: tuple[Floats, Floats]
+) -> Drain:
+    """Add up the steps between what changes the batch.
+
+    Prefill is paid as a request begins, and that of its later turns evenly while it decodes.
+    """
+    first_s, later_s = prefill_s
     count = len(starts)
     moments = np.concatenate([starts, ends])
     order = np.argsort(moments, kind="stable")
@@ -240,7 +253,9 @@ def _timed(costs: Costs, starts: Floats, ends: Floats, context: Floats, first_s:
     width = np.diff(steps, append=steps[-1])
     kv_tokens = offset + batch * (steps + (width + 1) / 2)
     paid_s = np.concatenate([first_s, np.zeros(count)])[order]
-    before_s = np.cumsum(width * costs.step_s(batch, kv_tokens)) + np.cumsum(paid_s)
+    beside_s = np.cumsum(sign * np.tile(later_s / np.maximum(ends - starts, 1.0), 2)[order])
+    step_s = costs.step_s(batch, kv_tokens) + np.maximum(beside_s, 0.0)
+    before_s = np.cumsum(width * step_s) + np.cumsum(paid_s)
     time_s = np.concatenate([[0.0], before_s])
     return Drain(starts, ends, np.concatenate([[0.0], steps[1:], steps[-1:]]), time_s)
 

@@ -6,7 +6,7 @@ later moment what is left, and what a switch would give then. Seconds, tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ class Followed(NamedTuple):
     drain: Drain
     context: Floats
     computes: Floats
+    later: Floats
     instances: int = 1
     after_s: float = 0.0
 
@@ -104,13 +105,38 @@ def _uneven(pool: Pool) -> int:
     return int(np.maximum(counts - fair, 0).sum())
 
 
+@dataclass(frozen=True)
+class Coming:
+    """The next batch: seconds that it takes from its beginning, by the layout that it begins in.
+
+    By default nobody comes. In a layout that is not known here it begins with a switch to the best.
+    """
+
+    by_layout: Mapping[frozenset[Layout], float]
+    switch_s: float
+
+    def takes_s(self, mix: Mix) -> float:
+        """Return the cheaper of working it off in this layout, and of switching first."""
+        if not self.by_layout:
+            return 0.0
+        switched_s = self.switch_s + min(self.by_layout.values())
+        return min(self.by_layout.get(frozenset(mix), np.inf), switched_s)
+
+
+NOBODY = Coming({}, 0.0)
+
+
 class Later(NamedTuple):
-    """A later switch: to what, when, with how many requests left, and when all end with it."""
+    """A later switch: to what, when, with how many requests left, and when all end with it.
+
+    And when the next batch, if one comes, can have ended: `ends_s` if none does.
+    """
 
     mix: Mix
     at_s: float
     left: int
     ends_s: float
+    next_s: float
 
 
 def course_of(pool: Pool, option: Option, compute: Compute) -> Course:
@@ -135,13 +161,17 @@ def course_of(pool: Pool, option: Option, compute: Compute) -> Course:
 
 
 def _follow(work: Open, rows: Ints, layout: Layout, compute: Compute) -> Followed:
-    context, computes = work.context[rows], work.computes[rows]
-    drain = compute.drain(layout, work.remaining[rows], context, computes)
-    return Followed(drain, context, computes)
+    context, computes, later = work.context[rows], work.computes[rows], work.later[rows]
+    drain = compute.drain(layout, work.remaining[rows], context, computes, later)
+    return Followed(drain, context, computes, later)
 
 
 def best_later(
-    course: Course, uniform: Sequence[Mix], compute: Compute, settings: Settings
+    course: Course,
+    uniform: Sequence[Mix],
+    compute: Compute,
+    settings: Settings,
+    then: Coming = NOBODY,
 ) -> Later | None:
     """Return the best later switch on this course, to instances all alike."""
     targets = [mix[0] for mix in uniform if mix != course.mix]
@@ -160,18 +190,20 @@ def best_later(
             computing_s = compute_s(costs, given.first + given.moved)[1] / count
             working_s = work_s(costs, compute.sequences_max, given, [count])[0, 1]
             ends = float(at_s + settings.switch_s + computing_s + working_s)
-            found.append(Later(Mix((target,)), float(at_s), round(left.count.sum()), ends))
-    return min(found, key=lambda later: later.ends_s, default=None)
+            mix = Mix((target,))
+            next_s = ends + then.takes_s(mix)
+            found.append(Later(mix, float(at_s), round(left.count.sum()), ends, next_s))
+    return min(found, key=lambda later: later.next_s, default=None)
 
 
 def _left(course: Course, at_s: float) -> Open:
     """Return what is still open on a course at a moment."""
     columns = []
-    for drain, context, computes, instances, after_s in course.followed:
-        left = drain.left(at_s - after_s)
-        grown = context + (drain.ends - drain.starts - left)
-        waiting = np.where(drain.ends - drain.starts > left, 0.0, computes)
-        rows = np.stack([left, grown, waiting, np.full(len(left), float(instances))])
-        columns.append(rows[:, left > 0])
-    left, context, computes, count = np.concatenate(columns, axis=1)
-    return Open(left, left, context, computes, count)
+    for drain, context, computes, later, instances, after_s in course.followed:
+        left, whole = drain.left(at_s - after_s), drain.ends - drain.starts
+        waiting = np.where(whole > left, 0.0, computes)
+        turns = later * left / np.maximum(whole, 1.0)
+        count = np.full(len(left), float(instances))
+        columns.append(np.stack([left, context + whole - left, waiting, count, turns])[:, left > 0])
+    left, context, computes, count, later = np.concatenate(columns, axis=1)
+    return Open(left, left, context, computes, count, later)

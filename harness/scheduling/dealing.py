@@ -118,7 +118,7 @@ class Dealer:
     def _unlike(self, rows: Ints, at: Ints | None = None) -> list[int]:
         """Return one of each set of rows that are alike."""
         work = self._work
-        keys = [work.remaining, work.context, work.computes, self._stays]
+        keys = [work.remaining, work.context, work.computes, work.later, self._stays]
         table = np.stack([*keys, np.zeros(len(work)) if at is None else at])[:, rows]
         return rows[np.unique(table, axis=1, return_index=True)[1]].tolist() if len(rows) else []
 
@@ -138,7 +138,7 @@ class Dealer:
         moved = np.where(self._stays[rows] == index, 0.0, work.context[rows] - computes)
         moved_s = float(self._compute.prefill_s(layout, moved).sum())
         work_s = self._compute.makespan_s(
-            layout, work.remaining[rows], work.context[rows], computes
+            layout, work.remaining[rows], work.context[rows], computes, work.later[rows]
         )
         return work_s, work_s + moved_s + float(self._delay_s[index])
 
@@ -165,10 +165,11 @@ def _greedy(
     capacity = np.array([float(each.kv_capacity_tokens) for each in costs])
     prefill_s = np.stack([each.prefill_s(work.context) for each in costs], axis=1)
     has = stays[:, None] == np.arange(len(costs))
-    first_s = np.where(has & (work.computes == 0)[:, None], 0.0, prefill_s)
+    later_s = np.stack([each.prefill_s(work.later, work.context) for each in costs], axis=1)
+    first_s = np.where(has & (work.computes == 0)[:, None], 0.0, prefill_s) + later_s
     reads = work.remaining * (work.context + work.remaining / 2)
     fits = (work.context + work.remaining)[:, None] <= capacity
-    alone = prefill_s + work.remaining[:, None] * fixed + reads[:, None] * kv_token
+    alone = prefill_s + later_s + work.remaining[:, None] * fixed + reads[:, None] * kv_token
     longest, produces, read = np.zeros((3, len(costs)))
     begins_s = delay_s.astype(np.float64)
     at = np.zeros(len(work), np.int64)

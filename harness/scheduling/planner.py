@@ -1,8 +1,12 @@
 """The slow loop: which layout the pool should have from now on, and who belongs where. Pure.
 
 It minimises when the last open request ends: compute, contexts computed anew, and the switch, of
-the slowest instance (`harness.scheduling.mixes`). A switch is taken if it saves more than it costs
-and a margin of the time that is left, and not while another one is under way or just over.
+the slowest instance (`harness.scheduling.mixes`). Where a batch follows, its time counts too, begun
+in the layout that this one ends in (`harness.scheduling.coming`). A switch is taken if it saves
+more than it costs and a margin of the time that is left, and not while another one is under way or
+just over. The margin doubles with each switch within a batch, for another one was promised to be
+the best. Without past batches lengths are a guess: it is twice as large at first, and the less so
+the more have ended.
 
 The best TP rises as requests drain, so the first switch that pays is seldom the one that pays most.
 Before it switches, the planner follows the pool as it is to a few later moments, and takes stock at
@@ -10,27 +14,36 @@ each of what a switch would give then (optimal stopping by the same cost model).
 best options have a later switch. It waits where waiting gives more: with one switch ahead of it,
 every look asks the same question anew, with what has been learnt meanwhile.
 
-Requests that are coming now are counted as open and queued. Their lengths are those of queued ones
-that have nothing yet, else of past batches, else of what is open, else half the cap; evenly over
-that distribution. Times in seconds, lengths in tokens.
+Where nothing is open, the next batch is planned for, as if its requests were queued. Times in
+seconds, lengths in tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from harness.model.layout import Layout
+from harness.scheduling.coming import LOOKED_AT, coming, fresh, next_lengths
 from harness.scheduling.compute import Compute
-from harness.scheduling.courses import Course, Later, best_later, course_of, dealt, staying
+from harness.scheduling.courses import (
+    NOBODY,
+    Coming,
+    Course,
+    Later,
+    best_later,
+    course_of,
+    dealt,
+    staying,
+)
 from harness.scheduling.forecast import Forecast
 from harness.scheduling.mixes import Kind, Option, Pool, one_of, options
 from harness.scheduling.pooled import Open
-from harness.scheduling.view import Floats, Ints, Plan, Settings, View
+from harness.scheduling.turns import later_tokens
+from harness.scheduling.view import Ints, Plan, Settings, View
 
-LOOKED_AT = 2
-"""Options for which a later switch is considered, besides staying."""
 PATIENCE = 0.01
 """Of the time left: what waiting must save to be worth it; at the best moment it saves nothing."""
 
@@ -52,29 +65,32 @@ def plan(
     and the best is wanted too.
     """
     pool = _pool(view, forecast)
-    if not len(pool.work):
-        return Plan(None, "nothing is open", 0.0)
-    if view.changing:
-        return Plan(None, "a switch is under way", 0.0)
+    if not len(pool.work) or view.changing:
+        return Plan(None, "a switch is under way" if len(pool.work) else "nothing is open", 0.0)
     kinds = layouts or compute.layouts(max(view.gpus_of.values(), default=0))
     kinds = tuple(dict.fromkeys(map(one_of, kinds)))
     found = options(pool, compute, kinds, view.gpus_of, settings.switch_s)
     if not found:
         return Plan(None, _nothing_fits(pool, kinds, view), 0.0)
+    then = coming(view, forecast, compute, kinds, settings) if len(view.requests) else NOBODY
+    found.sort(key=lambda option: option.total_s + then.takes_s(option.mix))
     stay = staying(pool, found, compute, settings)
     kept = next((option for option in found if option.kept), None)
-    best, waits = _best(found, stay, must=must), None
-    if stay is not None and best is not None and not must and best.total_s < stay.lasts_s:
-        best, waits = _ahead(pool, found, stay, compute, settings)
+    best, waits = _best(found, stay, then, must=must), None
+    if stay is not None and best is not None and not must and _saved_s(best, stay, then) > 0:
+        best, waits = _ahead(pool, found, stay, then, compute=compute, settings=settings)
+    left_s = stay.lasts_s if stay else 0.0
     if best is None:
-        left_s = stay.lasts_s if stay else 0.0
         reason = f"{pool.mix} is the best there is: {left_s:.1f} s are left"
         return Plan(None, reason, left_s, best=view.layout, assignment=_assigned(view, pool, kept))
-    reason = _refusal(view, best, stay, waits, settings) if stay and not must else ""
+    margin, reason = _margin(view, forecast, settings), ""
+    if stay is not None and not must:
+        reason = _tired(view, settings) or _little(best, stay, then, margin)
+        reason = reason or _patience(best, stay, then, waits)
     return Plan(
         None if reason else best.mix,
         reason or _praise(best, stay),
-        stay.lasts_s if stay else 0.0,
+        left_s,
         best.work_s,
         best.cost_s,
         best.mix,
@@ -96,40 +112,51 @@ def _pool(view: View, forecast: Forecast) -> Pool:
     expected = np.maximum(forecast.expected.astype(np.float64), 1.0)
     context = requests.context.astype(np.float64)
     computes = np.where(requests.running & (at >= 0), 0.0, context)
-    more = view.coming if len(remaining) == rows else 0
-    if more:
-        lengths = _lengths(view, remaining[:rows])
-        prompts = requests.context - requests.produced
-        prompt = float(np.median(prompts)) if rows else 0.0
-        remaining = np.concatenate([remaining, lengths])
-        expected = np.concatenate([expected, np.full(more, lengths.mean())])
-        context = np.concatenate([context, np.full(more, prompt)])
-        computes = np.concatenate([computes, np.full(more, prompt)])
-        at = np.concatenate([at, np.full(more, -1)])
-    work = Open(remaining, expected, context, computes, np.ones(len(remaining)))
+    later = later_tokens(view, remaining)
+    work = Open(remaining, expected, context, computes, np.ones(rows), later)
+    if not rows and view.coming:
+        work = fresh(view, next_lengths(view, forecast))
+        at = np.full(len(work), -1)
     return Pool(work, at, tuple(view.instances[each] for each in usable))
 
 
-def _lengths(view: View, remaining: Floats) -> Floats:
-    """Return lengths for those that are coming, evenly over the distribution of the likest."""
-    requests = view.requests
-    fresh = (requests.at < 0) & (requests.produced == 0)
-    known = [remaining[fresh], *(batch.length for batch in view.history)]
-    like = known[0] if len(known[0]) else np.concatenate(known)
-    if not len(like):
-        like = requests.produced + remaining if len(remaining) else np.array([view.cap_tokens / 2])
-    ranks = (np.arange(view.coming) + 0.5) / view.coming
-    lengths: Floats = np.maximum(np.quantile(like.astype(np.float64), ranks), 1.0)
-    return lengths
+def _saved_s(option: Option, stay: Course, then: Coming) -> float:
+    """Return by how much sooner this batch and the next have ended after a change."""
+    return stay.lasts_s + then.takes_s(stay.mix) - option.total_s - then.takes_s(option.mix)
 
 
-def _best(found: Sequence[Option], stay: Course | None, *, must: bool) -> Option | None:
+class Margin(NamedTuple):
+    """What a switch must save: a `part` of the time left; and why it is more than was asked for."""
+
+    part: float
+    why: str
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        return f"{100 * self.part:.3g} %{self.why}"
+
+
+def _margin(view: View, forecast: Forecast, settings: Settings) -> Margin:
+    """Return the margin; how much of a forecast is a guess: with no past batch, what is open."""
+    part, why = settings.gain_min * 2.0**view.switches, ""
+    if view.switches:
+        why = f", after {view.switches} in this batch"
+    if forecast.parts and not forecast.past_batches:
+        ended = sum(len(batch.length) for batch in view.history)
+        part *= 1 + len(view.requests) / max(1, len(view.requests) + ended)
+        why += ", with no batch to go by"
+    return Margin(part, why)
+
+
+def _best(
+    found: Sequence[Option], stay: Course | None, then: Coming, *, must: bool
+) -> Option | None:
     """Return the change after which all would have ended soonest; None where none is sooner.
 
     Unless it must be decided now, one that would be sooner if it cost nothing is worth telling.
     """
     changing = [option for option in found if not option.kept]
-    if not changing or stay is None or changing[0].total_s < stay.lasts_s:
+    if not changing or stay is None or _saved_s(changing[0], stay, then) > 0:
         return changing[0] if changing else None
     best = min(changing, key=lambda option: option.work_s)
     return None if must or best.work_s >= stay.lasts_s else best
@@ -139,6 +166,8 @@ def _ahead(
     pool: Pool,
     found: Sequence[Option],
     stay: Course,
+    then: Coming,
+    *,
     compute: Compute,
     settings: Settings,
 ) -> tuple[Option, Later | None]:
@@ -146,11 +175,12 @@ def _ahead(
     uniform = [option.mix for option in found if len(option.mix) == 1]
     ends_s: dict[Option, float] = {}
     for option in [option for option in found if not option.kept][:LOOKED_AT]:
-        later = best_later(course_of(pool, option, compute), uniform, compute, settings)
-        ends_s[option] = min(option.total_s, later.ends_s if later else np.inf)
+        later = best_later(course_of(pool, option, compute), uniform, compute, settings, then)
+        next_s = option.total_s + then.takes_s(option.mix)
+        ends_s[option] = min(next_s, later.next_s if later else np.inf)
     best = min(ends_s, key=ends_s.__getitem__)
-    waits = best_later(stay, uniform, compute, settings)
-    if waits is None or waits.ends_s >= ends_s[best] - PATIENCE * stay.lasts_s:
+    waits = best_later(stay, uniform, compute, settings, then)
+    if waits is None or waits.next_s >= ends_s[best] - PATIENCE * stay.lasts_s:
         return best, None
     return best, waits
 
@@ -158,26 +188,36 @@ def _ahead(
 # -- the decision, in words ------------------------------------------------------------------------
 
 
-def _refusal(
-    view: View, best: Option, stay: Course, waits: Later | None, settings: Settings
-) -> str:
-    """Return why it stays as it is; "": it does not."""
+def _tired(view: View, settings: Settings) -> str:
+    """Return why nothing changes so soon after a switch; "": it may."""
     rested_s = settings.rest_s if view.switched_s is None else view.now_s - view.switched_s
-    if rested_s < settings.rest_s:
-        return f"the last switch ended {rested_s:.1f} s ago: rests {settings.rest_s:g} s"
-    saved_s = stay.lasts_s - best.work_s - best.cost_s
-    margin = 100 * settings.gain_min
-    if saved_s <= settings.gain_min * stay.lasts_s:
-        return (
-            f"{best.mix} would end in {best.work_s:.1f} s against {stay.lasts_s:.1f} s as it is: "
-            f"not worth a switch of {best.cost_s:.1f} s and a margin of {margin:g} %"
-        )
-    if waits is not None:
-        return (
-            f"{best.mix} would save {saved_s:.1f} s now; {waits.mix} in {waits.at_s:.1f} s, "
-            f"with {waits.left} requests left, saves {stay.lasts_s - waits.ends_s:.1f} s"
-        )
-    return ""
+    if rested_s >= settings.rest_s:
+        return ""
+    return f"the last switch ended {rested_s:.1f} s ago: rests {settings.rest_s:g} s"
+
+
+def _little(best: Option, stay: Course, then: Coming, margin: Margin) -> str:
+    """Return why a switch saves too little; "": it saves enough."""
+    if _saved_s(best, stay, then) > margin.part * stay.lasts_s:
+        return ""
+    loses_s = then.takes_s(best.mix) - then.takes_s(stay.mix)
+    late = f", {loses_s:.1f} s of the next batch" if loses_s > 0 else ""
+    return (
+        f"{best.mix} would end in {best.work_s:.1f} s against {stay.lasts_s:.1f} s as it is: "
+        f"not worth a switch of {best.cost_s:.1f} s{late} and a margin of {margin}"
+    )
+
+
+def _patience(best: Option, stay: Course, then: Coming, waits: Later | None) -> str:
+    """Return what is worth waiting for; "": nothing."""
+    if waits is None:
+        return ""
+    as_it_is_s = stay.lasts_s + then.takes_s(stay.mix)
+    return (
+        f"{best.mix} would save {_saved_s(best, stay, then):.1f} s now; {waits.mix} in "
+        f"{waits.at_s:.1f} s, with {waits.left} requests left, saves "
+        f"{as_it_is_s - waits.next_s:.1f} s"
+    )
 
 
 def _praise(best: Option, stay: Course | None) -> str:

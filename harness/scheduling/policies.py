@@ -106,7 +106,11 @@ def foresee(view: View) -> Forecast:
 def decide(
     policy: Policy, view: View, compute: Compute, settings: Settings, *, must: bool = False
 ) -> Plan:
-    """Let the slow loop look; with `must` it says a layout in any case. A static one stays."""
+    """Let the slow loop look; a static policy stays.
+
+    With `must` it wants whatever ends soonest, with neither margin nor rest, and still nothing
+    where what there is ends soonest.
+    """
     if not policy.plans:
         return Plan(None, f"{policy.name} does not plan", 0.0)
     return plan(view, foresee(view), compute, settings, must=must)

@@ -38,7 +38,8 @@ class Open:
 
     `remaining`: as they are drawn from what is expected of all. `expected`: of each, by which they
     are told apart. `computes`: contexts that must be computed in any case, for they are in no KV.
-    `count`: how many requests a row stands for.
+    `count`: how many requests a row stands for. `later`: contexts that later turns will compute,
+    each about as long as the present one.
     """
 
     remaining: Floats
@@ -46,6 +47,7 @@ class Open:
     context: Floats
     computes: Floats
     count: Floats
+    later: Floats
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -104,9 +106,10 @@ def shares(work: Open, cuts: Ints) -> Shares:
 
     size = len(lengths)
     zeros = np.zeros(len(work), np.int64)
-    squares = (work.computes**2, work.context**2 - work.computes**2)
-    first = [counted(work.count * each, 1, zeros)[:, 0] for each in (work.computes, squares[0])]
-    moved = [counted(work.count * each, 1, zeros)[:, 0] for each in (kept, squares[1])]
+    any_case = (work.computes + work.later, work.computes**2 + work.later * work.context)
+    if_moved = (kept, work.context**2 - work.computes**2)
+    first = [counted(work.count * each, 1, zeros)[:, 0] for each in any_case]
+    moved = [counted(work.count * each, 1, zeros)[:, 0] for each in if_moved]
     needs = (work.context + work.remaining)[order]
     upto = np.concatenate([[0.0], np.maximum.accumulate(needs)])
     rest = np.concatenate([np.maximum.accumulate(needs[::-1])[::-1], [0.0]])

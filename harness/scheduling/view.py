@@ -49,7 +49,8 @@ class Requests:
     `group`: samples of one prompt share a number (unique over steps). `produced`: of the whole
     trajectory so far; `context`: what must be in KV to go on (prompt, and what was produced).
     `at`: index into `View.instances`, -1 while queued at the coordinator. `running`: has a seat.
-    `batch`: the training step that it is for.
+    `batch`: the training step that it is for. `recomputed`: contexts that its turns after the
+    first had computed so far, each of them whole (the present turn's too); None: nobody knows.
     """
 
     ids: tuple[str, ...]
@@ -59,6 +60,7 @@ class Requests:
     at: Ints
     running: NDArray[np.bool_]
     batch: Ints
+    recomputed: Ints | None = None
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -67,11 +69,15 @@ class Requests:
 
 @dataclass(frozen=True)
 class Finished:
-    """Responses of one batch that have ended: their groups and lengths, in no order."""
+    """Responses of one batch that have ended: their groups and lengths, in no order.
+
+    `recomputed`: contexts that turns after the first had computed; None: nobody knows.
+    """
 
     batch: int
     group: Ints
     length: Ints
+    recomputed: Ints | None = None
 
 
 class Moved(NamedTuple):
@@ -88,9 +94,11 @@ class View:
     """The pool now. `gpus_of`: usable GPUs of each node, in node order.
 
     `history` holds past batches, oldest first, and last what has ended so far of those in flight.
-    `coming`: requests of the next batch that will be added as soon as weights allow, 0 if none.
-    `switched_s`: when the last switch ended (None: never); `changing`: whether one is under way.
-    `truth`: tokens that each open request still has to produce, in the rows' order.
+    `coming`: requests of the next batch, that come as soon as these are done; 0 if none will.
+    `switched_s`: when the last switch ended (None: never); `switches`: how many there were since
+    the newest batch began; `changing`: whether one is under way. `truth`: tokens that each open
+    request still has to produce, in the rows' order; `truth_recomputes`: contexts that its later
+    turns will have computed.
     """
 
     now_s: float
@@ -103,9 +111,11 @@ class View:
     layout: Mix | None = None
     coming: int = 0
     switched_s: float | None = None
+    switches: int = 0
     changing: bool = False
     moved: tuple[Moved, ...] = ()
     truth: Ints | None = None
+    truth_recomputes: Ints | None = None
 
 
 # -- decisions ---------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean, geometric_mean
@@ -124,8 +124,7 @@ def play(name: str, policy: str, seed: int) -> dict[str, Any]:
     batches, cap_tokens = _batches(name, seed)
     chosen = parse_policy(policy)
     if policy == BEST:
-        found = best_static(batches, hardware, cap_tokens=cap_tokens, compute=compute)
-        chosen = replace(chosen, first=found)
+        chosen = best_static(batches, hardware, cap_tokens=cap_tokens, compute=compute)
     done = simulate(
         batches,
         chosen,

@@ -122,7 +122,7 @@ def test_a_layout_never_measured_is_as_good_per_gpu_as_the_best() -> None:
 @pytest.mark.parametrize("count", [5, 200, 3000])
 def test_shares_take_as_long_as_the_instance_with_the_longest_requests(count: int) -> None:
     remaining, context = drawn(count, count)
-    work = Open(remaining, remaining, context, context, np.ones(count))
+    work = Open(remaining, remaining, context, context, np.ones(count), np.zeros(count))
     given = shares(work, cuts_of(count))
     dealt = np.argsort(-remaining)[::16]
     exact = COMPUTE.makespan_s(TP1, remaining[dealt], context[dealt])
@@ -133,7 +133,7 @@ def test_shares_take_as_long_as_the_instance_with_the_longest_requests(count: in
 
 def test_shares_that_wait_take_as_long_as_in_any_order() -> None:
     remaining, context = drawn(9, 8_000)
-    work = Open(remaining, remaining, context, context, np.ones(8_000))
+    work = Open(remaining, remaining, context, context, np.ones(8_000), np.zeros(8_000))
     told = work_s(COMPUTE.costs(TP8), 256, shares(work, np.zeros(1, np.int64)), [8])[0, 1]
     rng = np.random.default_rng(0)
     exact = []

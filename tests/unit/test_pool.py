@@ -172,5 +172,9 @@ def test_the_best_static_layout_is_the_best_of_all() -> None:
     mixes = [*uniform(layouts, {"g0": 4}), *two_types(layouts, {"g0": 4})]
     assert {str(mix) for mix in mixes} == {"4xTP1", "2xTP2", "1xTP4", "2xTP1+1xTP2"}
     best = best_static(given, hardware, cap_tokens=3000)
-    took = {mix: run(f"static:{mix}/least_loaded", given, gpus=4).total_s for mix in mixes}
-    assert took[best] == min(took.values())
+    took = {
+        (mix, routing): run(f"static:{mix}{end}", given, gpus=4).total_s
+        for mix in mixes
+        for routing, end in (("assigned", ""), ("least_loaded", "/least_loaded"))
+    }
+    assert took[best.first, best.routing] == min(took.values())

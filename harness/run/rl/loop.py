@@ -29,7 +29,7 @@ from harness.run.rl.checkpoint import Kept, read_checkpoint, trainer_folder, wri
 from harness.run.rl.dropping import drop
 from harness.run.rl.rollouts import Group, Rollouts
 from harness.run.rl.samples import batches_of, flat, learned_from, named
-from harness.run.rl.steering import compute_of, first_layout, pilot_of
+from harness.run.rl.steering import compute_of, first_layout, pilot_of, searched
 from harness.run.rl.sync import Syncs
 from harness.run.rl.told import Bubbles, Totals, loop_row, pool_row, step_row
 from harness.run.rl.trainees import Trainees
@@ -117,7 +117,8 @@ class Loop:
         assert asked is not None
         assert training is not None
         compute = compute_of(asked, session.fleet)
-        first = first_layout(self.policy, asked, compute, [flat([b])[0] for b in self.batches])
+        self.policy = searched(self.policy, asked, [flat([b])[0] for b in self.batches])
+        first = first_layout(self.policy, asked, compute)
         async with AsyncExitStack() as stack:
             if session.fleet is None:
                 session.fleet = await open_fleet(

@@ -53,7 +53,8 @@ class Counts:
 class Pilot:
     """Drives one policy through one run of the loop.
 
-    `entries` gives the requests that are open, `history` what has ended, oldest batch first.
+    `entries` gives the requests that are open, `history` what has ended, oldest batch first,
+    `coming` how many requests follow.
     """
 
     fleet: Fleet
@@ -66,6 +67,8 @@ class Pilot:
     entries: Callable[[], Sequence[Entry]]
     history: Callable[[], Sequence[Finished]]
     pace: Pace
+    coming: Callable[[], int] = lambda: 0
+    """Requests of the next batch, if one follows."""
     guess_s: float = GUESS_S
     """What a switch costs before one was measured."""
     counts: Counts = field(default_factory=Counts)
@@ -86,6 +89,8 @@ class Pilot:
         self.switches = Switches(self.fleet, asked, self.migrations)
         self._asked = asked
         self._switch_s: list[float] = []
+        self._switches_in: dict[int, int] = {}
+        """By the newest batch that was asked for."""
         self._due = self._planning = False
         self._index = 0
 
@@ -139,6 +144,7 @@ class Pilot:
                 made = await self._switch(decided.wanted, decided.assignment)
                 if made.outcome == "switched":
                     self.counts.taken += 1
+                    self._switches_in[self.batch] = self._switches_in.get(self.batch, 0) + 1
                     self.counts.wasted += in_hindsight
                 else:
                     outcome = "failed"
@@ -243,9 +249,11 @@ class Pilot:
             entries,
             self.history(),
             cap_tokens=self.cap_tokens,
+            coming=self.coming(),
             switched_s=self.switched_s,
+            switches=self._switches_in.get(self.batch, 0),
             moved=self.moved,
-            truth=truth_of(entries) if self.policy.knows else None,
+            knows=self.policy.knows,
         )
         return seen, entries
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from harness.model.layout import Layout, Mix
+from harness.model.policies import BEST_STATIC
 from harness.model.replay import ReplayRequest
 from harness.model.workload import GeneratedWorkload
 from harness.rlsim.fleet import Hardware
@@ -53,15 +54,23 @@ def first_layout(
     policy: Policy,
     asked: GenerationAsked,
     compute: Compute,
-    batches: Sequence[Sequence[ReplayRequest]],
 ) -> Mix:
-    """Return what is up before the loop begins; a policy that plans changes it at once, untimed.
-
-    `best_static` searches all static layouts with the true lengths of the run, in simulation.
-    """
+    """Return what is up before the loop begins; a policy that plans changes it at once, untimed."""
     if policy.first is not None:
         return policy.first
-    if policy.name == "best_static" and asked.spec.profile is not None:
+    if policy.balances and not policy.plans:
+        return smallest(compute, asked.gpus_of)
+    return Mix((asked.layout,))
+
+
+def searched(
+    policy: Policy, asked: GenerationAsked, batches: Sequence[Sequence[ReplayRequest]]
+) -> Policy:
+    """Return the policy with what must be searched for: layout and routing of `best_static`.
+
+    All static layouts are simulated, with the true lengths of the run.
+    """
+    if policy.name == BEST_STATIC and asked.spec.profile is not None:
         hardware = Hardware(
             profile=asked.spec.profile,
             gpus_of=asked.gpus_of,
@@ -70,9 +79,7 @@ def first_layout(
             kv_max_tokens=asked.spec.kv_max_tokens,
         )
         return best_static(batches, hardware, cap_tokens=cap_of(asked))
-    if policy.balances and not policy.plans:
-        return smallest(compute, asked.gpus_of)
-    return Mix((asked.layout,))
+    return policy
 
 
 def cap_of(asked: GenerationAsked) -> int:
@@ -80,6 +87,12 @@ def cap_of(asked: GenerationAsked) -> int:
     if isinstance(asked.workload, GeneratedWorkload):
         return asked.workload.cap_tokens * len(asked.workload.turn_weights)
     return max(request.response_tokens for request in asked.replay.requests)
+
+
+def _coming(loop: Loop) -> int:
+    """Return how many requests come as soon as those that are open are done."""
+    asked = loop.rollouts.asked
+    return sum(map(len, loop.batches[asked])) if asked < loop.step.steps else 0
 
 
 def pilot_of(loop: Loop, asked: GenerationAsked, compute: Compute) -> Pilot:
@@ -94,6 +107,7 @@ def pilot_of(loop: Loop, asked: GenerationAsked, compute: Compute) -> Pilot:
         compute=compute,
         costs=costs,
         cap_tokens=cap_of(asked),
+        coming=lambda: _coming(loop),
         entries=lambda: list(loop.open.values()),
         history=loop.seen_history,
         pace=loop.pace,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -20,11 +21,16 @@ def view_of(
     history: Iterable[Finished],
     *,
     cap_tokens: int,
+    coming: int = 0,
     switched_s: float | None = None,
+    switches: int = 0,
     moved: Iterable[Moved] = (),
-    truth: Ints | None = None,
+    knows: bool = False,
 ) -> View:
-    """Return what there is to see; `entries` are those that are open, `history` ends with now."""
+    """Return what there is to see; `entries` are those that are open, `history` ends with now.
+
+    `knows`: the true lengths are seen too.
+    """
     places = [place for place in fleet.places.values() if not place.dead]
     return View(
         now_s=fleet.session.bench.clock.now_ns() / NS_PER_S,
@@ -34,10 +40,13 @@ def view_of(
         gpus_of=fleet.usable,
         cap_tokens=cap_tokens,
         layout=Mix((fleet.layout,)) if isinstance(fleet.layout, Layout) else fleet.layout,
+        coming=coming,
         switched_s=switched_s,
+        switches=switches,
         changing=fleet.changing.locked(),
         moved=tuple(moved),
-        truth=truth,
+        truth=truth_of(entries) if knows else None,
+        truth_recomputes=_ints(_recomputed(e, e.turn + 1) for e in entries) if knows else None,
     )
 
 
@@ -53,6 +62,7 @@ def finished_of(batch: int, entries: Iterable[Entry]) -> Finished:
         batch=batch,
         group=_ints(group_of(entry) for entry in entries),
         length=_ints(entry.total_tokens for entry in entries),
+        recomputed=_ints(_recomputed(entry, 1, entry.turn + 1) for entry in entries),
     )
 
 
@@ -87,7 +97,16 @@ def _requests(entries: Sequence[Entry], index: dict[str, int]) -> Requests:
         at=_ints(index.get(entry.at, -1) for entry in entries),
         running=np.array([entry.resumed_ns > 0 for entry in entries], dtype=np.bool_),
         batch=_ints(entry.request.batch for entry in entries),
+        recomputed=_ints(_recomputed(entry, 1, entry.turn + 1) for entry in entries),
     )
+
+
+def _recomputed(entry: Entry, first: int, end: int | None = None) -> int:
+    """Return the contexts with which these turns begin, in all."""
+    turns = entry.request.turns
+    upto = accumulate(turn.prompt_tokens + turn.response_tokens for turn in turns)
+    begins = [after - turn.response_tokens for after, turn in zip(upto, turns, strict=True)]
+    return sum(begins[first:end])
 
 
 def _ints(values: Iterable[int]) -> Ints:
