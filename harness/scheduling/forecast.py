@@ -247,7 +247,10 @@ def _none_longer(weights: Floats, coarse: Floats, chances: Floats) -> Floats:
     weights, coarse = weights.astype(np.float32), coarse.astype(np.float32)
     logs = np.log(chances).astype(np.float32)
     for node in range(weights.shape[1]):  # one by one: what fits a cache is done sooner
-        within += weights[:, node, None] * np.exp(coarse @ logs[:, node])
+        all_of_group = coarse @ logs[:, node]
+        np.exp(all_of_group, out=all_of_group)
+        all_of_group *= weights[:, node, None]
+        within += all_of_group
     total: Floats = np.sum(np.log(np.maximum(within, TINY)), axis=0, dtype=np.float64)
     return total
 
