@@ -262,8 +262,43 @@ def test_no_usable_node_is_told() -> None:
     assert "g0 has 0 GPUs" in decided.reason
 
 
-def test_requests_that_come_now_count_as_open() -> None:
-    """Sixty running ones alone would want one layout; with 4,000 short ones behind them another."""
+def test_a_change_for_the_last_ones_also_pays_for_how_the_next_batch_begins() -> None:
+    """Three that are left would end sooner in 1xTP8; 4,000 short ones then need a switch back."""
+    past = Finished(-1, np.arange(4000), np.full(4000, 150))
+    last = np.full(3, 900)
+    assert str(decide(last, "8xTP1", history=(past,)).wanted) == "1xTP8"
+    followed = decide(last, "8xTP1", history=(past,), coming=4000)
+    assert followed.wanted is None
+    assert "of the next batch" in followed.reason
+    assert str(decide(np.full(3, 9000), "8xTP1", history=(past,), coming=4000).wanted) == "1xTP8"
+
+
+def test_a_change_that_the_next_batch_wants_too_does_not_pay_for_a_way_back() -> None:
+    past = Finished(-1, np.arange(4), np.full(4, 9000))
+    assert str(decide(np.full(3, 900), "8xTP1", history=(past,), coming=4).wanted) == "1xTP8"
+
+
+def test_every_further_switch_within_a_batch_must_save_twice_as_much() -> None:
+    last = np.full(3, 1500)
+    needed = []
+    for switches in range(6):
+        decided = decide(last, "8xTP1", switches=switches)
+        saved = (decided.stay_s - decided.change_s - decided.cost_s) / decided.stay_s
+        needed.append(0.05 * 2**switches)
+        assert (decided.wanted is not None) == (saved > needed[-1]), decided.reason
+    assert needed[0] < saved < needed[-1]
+
+
+def test_contexts_of_later_turns_are_work_that_a_higher_tp_does_not_spare() -> None:
+    """Each of 64 short answers computes 40,000 tokens of context more: it takes that longer."""
+    none = np.zeros(64, np.int64)
+    alone = decide(np.full(64, 100), "8xTP1")
+    turns = decide(np.full(64, 100), "8xTP1", truth=none + 100, truth_recomputes=none + 40_000)
+    needed_s = 8 * COMPUTE.costs(Layout(1)).prefill_s(np.array(40_000.0), np.array(300.0))
+    assert turns.stay_s == pytest.approx(alone.stay_s + float(needed_s), rel=0.05)
+
+
+def test_where_nothing_is_open_the_next_batch_is_planned_for() -> None:
     past = Finished(0, np.zeros(100, np.int64), np.full(100, 150))
     view, forecast = pool(np.zeros(0), history=(past,), coming=4000)
     decided = plan(view, forecast, COMPUTE, SETTINGS, must=True)

@@ -90,7 +90,7 @@ class Pilot:
         self._asked = asked
         self._switch_s: list[float] = []
         self._switches_in: dict[int, int] = {}
-        """By the newest batch that was asked for."""
+        """By the newest batch that was asked for; one before anybody runs is none."""
         self._due = self._planning = False
         self._index = 0
 
@@ -144,7 +144,8 @@ class Pilot:
                 made = await self._switch(decided.wanted, decided.assignment)
                 if made.outcome == "switched":
                     self.counts.taken += 1
-                    self._switches_in[self.batch] = self._switches_in.get(self.batch, 0) + 1
+                    before = self._switches_in.get(self.batch, 0)
+                    self._switches_in[self.batch] = before + bool(view.requests.running.any())
                     self.counts.wasted += in_hindsight
                 else:
                     outcome = "failed"
