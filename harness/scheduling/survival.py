@@ -159,7 +159,8 @@ def _shrunk(levels: Floats, variances: Floats) -> Floats:
     """
     found = float(levels.var(ddof=1))
     real = max(0.0, 1 - float(variances.mean()) / found) if found else 0.0
-    return levels.mean() + real * (levels - levels.mean())
+    shrunk: Floats = levels.mean() + real * (levels - levels.mean())
+    return shrunk
 
 
 class _Counted:
