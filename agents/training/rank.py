@@ -180,11 +180,20 @@ class Rank:
             if asked.instead_of:  # every rank of the node: the first one does it
                 shutil.rmtree(asked.instead_of, ignore_errors=True)
         elif folder.is_dir():
-            trainer.load(folder)
-            self._version = None
+            self._load(folder, trainer)
         else:
             raise UsageError(f"no training state was kept at {folder} on this node")
         return Done(t_ns=time.monotonic_ns())
+
+    def _load(self, folder: Path, trainer: Trainer) -> None:
+        try:
+            trainer.load(folder)
+        except Exception as error:  # a file that is cut short has as many names as file formats
+            if isinstance(error, UsageError) or broken(error):
+                raise
+            why = f"{type(error).__name__}: {error}"
+            raise InfrastructureError(f"what {folder} holds cannot be read: {why}") from error
+        self._version = None
 
     def _require(self, version: int, how: str) -> None:
         if self._version not in (None, version):

@@ -151,6 +151,13 @@ def test_a_step_is_taken_once_however_often_it_is_asked_for(tmp_path: Path) -> N
     run(test())
 
 
+def cut_short(folder: Path) -> set[str]:
+    """Leave of every file what a full disk would have; return the folders that are there."""
+    for file in folder.glob("kept-*/*"):
+        file.write_bytes(file.read_bytes()[:100])
+    return {path.name for path in folder.glob("kept-*")}
+
+
 async def first_phase(p: Pod, node: int) -> None:
     while not p.nodes[node].told:
         await p.nodes[node].watch()
@@ -195,8 +202,10 @@ def test_a_rank_that_dies_mid_step_ends_all_and_training_goes_on_anew(
             kept = (str(tmp_path / f"kept-{n}") for n in range(2))
             later = [KeepTrainer(path=f"{path}-later", instead_of=path) for path in kept]
             await p.all(lambda n: later[n], Done)
-            names = {path.name for path in tmp_path.glob("kept-*")}
-            assert names == {"kept-0-later", "kept-1-later"}
+            assert cut_short(tmp_path) == {"kept-0-later", "kept-1-later"}
+            cut = [KeepTrainer(path=message.path, load=True) for message in later]
+            for n, failure in enumerate(await p.all(lambda n: cut[n], Failure)):
+                assert f"what {cut[n].path} holds cannot be read" in failure.text
 
     run(test())
 
