@@ -65,6 +65,13 @@ def children_of(receivers: Sequence[str], path: Path) -> dict[str, tuple[str, ..
     }
 
 
+class _Load(NamedTuple):
+    """How long engines of a node loaded, and how long asking them took beyond that."""
+
+    load_s: float = 0.0
+    rpc_s: float = 0.0
+
+
 @dataclass(kw_only=True)
 class Synced:
     """One attempt to bring a version to all; times in s."""
@@ -206,33 +213,30 @@ class Syncs:
         """
         fleet = self.fleet
         async with fleet.changing:
-            begin_ns = self._now()
             self._first = self._first or dict(self._paths)
             fleet.version = made.version
             fleet.sources = dict(self._first if noop else self._paths)
             places = by_node(place for place in fleet.places.values() if not place.dead)
-            took_s = await together(self._load_node(there) for there in places.values())
-        made.load_s = max(took_s, default=0.0)
-        made.rpc_s += max(0.0, (self._now() - begin_ns) / NS_PER_S - made.load_s)
+            loads = await together(self._load_node(there) for there in places.values())
+        made.load_s = max((load.load_s for load in loads), default=0.0)
+        made.rpc_s += max((load.rpc_s for load in loads), default=0.0)
         made.outcome, made.error = "noop" if noop else "synced", ""
         await self._forget(made)
 
-    async def _load_node(self, names: Sequence[str]) -> float:
-        """Give a node's engines the weights: all at once, or each as soon as it is empty.
-
-        Returns the longest that one took.
-        """
+    async def _load_node(self, names: Sequence[str]) -> _Load:
+        """Give a node's engines the weights: all at once, or each as soon as it is empty."""
         if self.step.across_sync != "finish":
             return await self._load_these(names)
         one_at_a_time = asyncio.Lock()  # a node changes one thing at a time
 
-        async def drained(name: str) -> float:
+        async def drained(name: str) -> _Load:
             if not await self._empty(name):
-                return 0.0
+                return _Load()
             async with one_at_a_time:
                 return await self._load_these([name])
 
-        return max(await together(map(drained, names)), default=0.0)
+        loads = await together(map(drained, names))
+        return _Load(max(load.load_s for load in loads), max(load.rpc_s for load in loads))
 
     async def _empty(self, name: str) -> bool:
         """Let what runs in an engine end under the old weights; whether it did."""
@@ -247,10 +251,11 @@ class Syncs:
         fleet.give_up([name], reason)
         return False
 
-    async def _load_these(self, names: Sequence[str]) -> float:
+    async def _load_these(self, names: Sequence[str]) -> _Load:
         """Give engines of one node the weights; those that fail are given up."""
         fleet, timeout_ns = self.fleet, round(self.step.stage_timeout_s * NS_PER_S)
         drop_kv = self.step.across_sync != "continue"
+        begin_ns = self._now()
         try:
             answers = await load_weights(
                 fleet, self._alive(names), drop_kv=drop_kv, timeout_ns=timeout_ns
@@ -259,8 +264,9 @@ class Syncs:
                 await fleet.admission(self._alive(names), allowed=True, timeout_ns=timeout_ns)
         except (StepFailed, AgentLost) as error:
             fleet.give_up(names, f"it could not be given weights {fleet.version}: {error}")
-            return 0.0
-        return _longest_s({node: answer.spans for node, answer in answers.items()})
+            return _Load()
+        load_s = _longest_s({node: answer.spans for node, answer in answers.items()})
+        return _Load(load_s, (self._now() - begin_ns) / NS_PER_S - load_s)
 
     def _alive(self, names: Sequence[str]) -> list[str]:
         places = self.fleet.places

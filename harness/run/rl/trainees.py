@@ -47,6 +47,8 @@ OPEN_NS = 180 * NS_PER_S
 CLOSE_NS = 30 * NS_PER_S
 WATCH_NS = 500 * NS_PER_MS
 REOPEN_MAX = 2
+GONE = ("RankDied", "OrderExpired")
+"""Failures after which no rank is left: one died, or hung and all were ended."""
 STORE_PORT = 29500
 
 
@@ -209,7 +211,7 @@ class Trainees:
 
     async def _again(self, error: CommandFailed) -> None:
         """Open training anew and go back to what was kept; raises `error` when it must not."""
-        died = any(failure.error == "RankDied" for failure in error.failures.values())
+        died = any(failure.error in GONE for failure in error.failures.values())
         if not died or self._reopened >= REOPEN_MAX or (self._kept is None and self.version):
             raise error
         self._reopened += 1
