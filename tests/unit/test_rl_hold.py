@@ -21,6 +21,7 @@ from harness.model.scenario import Rl
 from harness.run.generation.ledger import Ledger
 from harness.run.generation.resumption import Resumption
 from harness.run.generation.stages import NOTES_KEPT, Pace
+from harness.run.rl.checkpoint import read_checkpoint
 from harness.run.rl.loop import rl
 from harness.run.rl.rollouts import Rollouts
 from harness.tasks import beside
@@ -156,6 +157,25 @@ def test_a_rank_that_dies_after_its_step_costs_no_sample(tmp_path: Path, moment:
     assert all(by_version[version] == ids for version, ids in bench.trainer.stepped)
     assert len({id_ for ids in by_version.values() for id_ in ids}) == 32
     assert [row["outcome"] for row in events.of("sync")] == ["synced"] * 4
+
+
+def test_what_a_checkpoint_names_is_whole_while_the_next_policy_keeps_its_first(
+    tmp_path: Path,
+) -> None:
+    bench = RlBench()
+    step = Rl(steps=1, policies=("static:4xTP1", "static:2xTP2"))
+
+    async def killed() -> None:
+        session = rl_session(bench, tmp_path, step, replay(1))
+        async with session.closing, beside(rl(session, step, 0)):
+            while sum(isinstance(body, KeepTrainer) for _, body in bench.asked) < 2:
+                await bench.clock.sleep_ns(NS_PER_MS)
+            await bench.clock.sleep_ns(NS_PER_MS)
+
+    run_virtually(killed())
+    left = read_checkpoint(tmp_path)
+    assert (left.checkpoint.policy, left.checkpoint.version) == (0, 1)
+    assert bench.kept[str(left.trainer)] == 1
 
 
 def test_what_cannot_be_recorded_beside_the_loop_ends_it(tmp_path: Path) -> None:

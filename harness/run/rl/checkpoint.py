@@ -106,12 +106,13 @@ class Kept:
     @property
     def trainer(self) -> Path:
         """The folder of the trainer's state."""
-        return trainer_folder(self.folder, self.checkpoint.version)
+        saved = self.checkpoint
+        return trainer_folder(self.folder, saved.step, saved.policy, saved.version)
 
 
-def trainer_folder(folder: Path, version: int) -> Path:
-    """Return where the trainer's state of a version lies."""
-    return folder / f"version-{version}"
+def trainer_folder(folder: Path, step: int, policy: int, version: int) -> Path:
+    """Return where the trainer's state of a version lies: no other loop of the run writes there."""
+    return folder / f"{step}.{policy}-version-{version}"
 
 
 def write_checkpoint(loop: Loop, folder: Path) -> None:

@@ -301,7 +301,7 @@ class Loop:
         self.rollouts.use(groups, version)
         used = [entries[id_] for group in groups for id_ in group.ids]
         samples = learned_from(groups, self.fleet.ledger, self.base)
-        keep = trainer_folder(self.session.keep, version + 1)
+        keep = trainer_folder(self.session.keep, self.number, self.index, version + 1)
         made = await self.trainees.step(version, samples, keep if self.step.checkpoint else None)
         await self.syncs.sync(version + 1)
         self.version = version + 1

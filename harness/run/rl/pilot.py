@@ -157,14 +157,15 @@ class Pilot:
     async def bring_up(self, wanted: Mix) -> None:
         """Bring a layout up that was not planned: a static one.
 
-        Raises `UsageError` where it was refused, `StepFailed` where it could not be brought up.
+        Raises `UsageError` where all of the bench refuses it, `StepFailed` where it failed.
         """
         if str(self.fleet.layout) == str(wanted):
             return
         made = await self._switch(wanted)
         if made.outcome != "switched":
             text = f"{wanted} could not be brought up: {made.error}"
-            raise UsageError(text) if made.outcome == "refused" else StepFailed(text)
+            asked_for = made.outcome == "refused" and not self.fleet.lost
+            raise UsageError(text) if asked_for else StepFailed(text)
 
     async def _switch(self, wanted: Mix, assignment: Mapping[str, str] | None = None) -> Made:
         """Bring a layout up; requests that are queued wait for their instance from now on."""
