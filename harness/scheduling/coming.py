@@ -14,14 +14,19 @@ import numpy as np
 from harness.model.layout import Layout
 from harness.scheduling.compute import Compute
 from harness.scheduling.courses import NOBODY, Coming, best_later, course_of
-from harness.scheduling.forecast import Forecast, forecast
+from harness.scheduling.forecast import GOLDEN, Forecast, forecast
 from harness.scheduling.mixes import Pool, options
 from harness.scheduling.pooled import Open
 from harness.scheduling.turns import fresh_tokens
-from harness.scheduling.view import Floats, Requests, Settings, View
+from harness.scheduling.view import Floats, Ints, Requests, Settings, View
 
 LOOKED_AT = 2
 """Layouts for which a switch in the course of the next batch is considered."""
+ROWS = 1024
+"""Of a larger batch, so many are looked at: the longest, and means of the others."""
+
+LEVELS = 128
+"""At which the law of lengths is taken; linear between them."""
 
 
 def coming(
@@ -30,20 +35,39 @@ def coming(
     """Return what the next batch takes by layout, if one follows; `open_now`: of this one.
 
     Where a switch in its course ends it sooner, the way back counts too: another may follow it.
+    That is only looked at request by request, so not of more than `ROWS`.
     """
     if not view.coming:
         return NOBODY
-    lengths = next_lengths(view, open_now)
-    pool = Pool(fresh(view, lengths), np.full(len(lengths), -1), ())
+    lengths, count = _thinned(next_lengths(view, open_now))
+    pool = Pool(replace(fresh(view, lengths), count=count), np.full(len(count), -1), ())
     found = options(pool, compute, kinds, view.gpus_of, 0.0)
     takes_s = {frozenset(option.mix): option.total_s for option in found}
     uniform = [option.mix for option in found if len(option.mix) == 1]
-    for option in found[:LOOKED_AT]:
+    for option in found[: LOOKED_AT if len(lengths) == view.coming else 0]:
         later = best_later(course_of(pool, option, compute), uniform, compute, settings)
         if later is not None:
             back_s = later.ends_s + settings.switch_s
             takes_s[frozenset(option.mix)] = min(option.total_s, back_s)
     return Coming(takes_s, settings.switch_s)
+
+
+def _thinned(lengths: Floats) -> tuple[Floats, Floats]:
+    """Return `ROWS` lengths at most, the longest and means of the others; and of how many each."""
+    if len(lengths) <= ROWS:
+        return lengths, np.ones(len(lengths))
+    rising = np.sort(lengths)
+    several, alone = np.array_split(rising[: -ROWS // 2], ROWS // 2), rising[-ROWS // 2 :]
+    means, counts = [part.mean() for part in several], [float(len(part)) for part in several]
+    order = _shuffled(ROWS)
+    count = np.concatenate([counts, np.ones(len(alone))])
+    return np.concatenate([means, alone])[order], count[order]
+
+
+def _shuffled(count: int) -> Ints:
+    """Return an order of which any stretch is like the whole: nobody knows who will be long."""
+    order: Ints = np.argsort(np.arange(count) * GOLDEN % 1.0)
+    return order
 
 
 def fresh(view: View, lengths: Floats) -> Open:
@@ -61,20 +85,21 @@ def next_lengths(view: View, open_now: Forecast) -> Floats:
     By the law of past batches; else evenly over this batch's, ended and expected; else half the
     cap.
     """
+    levels = (_shuffled(view.coming) + 0.5) / view.coming
     under_way = set(view.requests.batch.tolist())
     past = tuple(each for each in view.history if len(each.length) and each.batch not in under_way)
     if past:
-        none = np.zeros(view.coming, np.int64)
+        one = np.zeros(1, np.int64)
         number = max([each.batch for each in past] + list(under_way)) + 1
-        requests = Requests(
-            ("",) * view.coming, none, none, none, none - 1, none > 0, none + number
-        )
-        return forecast(replace(view, requests=requests, history=past, truth=None)).spread
+        requests = Requests(("",), one, one, one, one - 1, one > 0, one + number)
+        law = forecast(replace(view, requests=requests, history=past, truth=None))
+        asked = 1 - np.geomspace(1.0, 0.5 / view.coming, LEVELS)  # dense where the longest are
+        found: Floats = np.interp(levels, asked, law.quantiles(asked.tolist())[0])
+        return found
     like = np.concatenate(
         [view.requests.produced + open_now.spread, *(each.length for each in view.history)]
     )
     if not len(like):
         like = np.array([view.cap_tokens / 2])
-    levels = (np.arange(view.coming) + 0.5) / view.coming
     lengths: Floats = np.maximum(np.quantile(like.astype(np.float64), levels), 1.0)
     return lengths
