@@ -17,7 +17,7 @@ from harness.model.load import load_profile
 from harness.model.scenario import Rl
 from harness.run.rl.loop import rl
 from harness.tasks import beside
-from harness.wire.generation import Build, UpdateWeights
+from harness.wire.generation import Build, TearDown, UpdateWeights
 from harness.wire.messages import Failure
 from harness.wire.training import TrainStep
 from harness.wire.weights import SendWeights
@@ -237,6 +237,19 @@ def test_a_killed_coordinator_is_followed_by_one_that_goes_on(tmp_path: Path) ->
 def test_of_the_trainers_state_only_what_a_checkpoint_may_name_is_kept(tmp_path: Path) -> None:
     bench, _ = loop(tmp_path, Rl(steps=5, policies=STATIC))
     assert sorted(bench.kept.values()) == [4, 5]
+
+
+def test_a_layout_that_fails_once_between_policies_is_brought_up_again(tmp_path: Path) -> None:
+    async def busy(bench: RlBench) -> None:
+        while not bench.trainer.stepped:
+            await bench.clock.sleep_ns(NS_PER_MS)
+        bench.fail("n0", TearDown, Failure(error="Busy", text="not now"))
+
+    step = Rl(steps=2, policies=("static:4xTP1", "static:2xTP2"))
+    _, events = with_fault(tmp_path, step, busy)
+    assert [row["policy"] for row in events.of("rl")] == list(step.policies)
+    outcomes = [row["outcome"] for row in events.of("parallelism")]
+    assert outcomes == ["rolled_back", "switched"]
 
 
 def test_a_checkpoint_of_other_requests_is_refused(tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ async def rl(session: Session, step: Rl, number: int) -> None:
         if (number, index) < left_at:
             continue
         mine = kept if (number, index) == left_at else None
+        if mine is not None and mine.checkpoint.version >= step.steps:
+            continue  # that one had made all of its steps
         place = Place(number, index, repeat, seed)
         await Loop(session, step, place, parse_policy(text), replay).run(mine)
 

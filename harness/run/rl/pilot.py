@@ -31,6 +31,7 @@ from harness.scheduling.migration import Costs, choose
 from harness.scheduling.planner import plan
 from harness.scheduling.policies import Policy, foresee, rebalance
 from harness.scheduling.view import Finished, Move, Moved, Plan, Settings, View
+from harness.scheduling.waves import names
 from harness.seeds import seeded
 
 MOVES_KEPT = 1000
@@ -155,17 +156,30 @@ class Pilot:
             self._tell_plan(view, decided, outcome, solve_ms)
 
     async def bring_up(self, wanted: Mix) -> None:
-        """Bring a layout up that was not planned: a static one.
+        """Bring a layout up, whole, that was not planned: a static one.
 
-        Raises `UsageError` where all of the bench refuses it, `StepFailed` where it failed.
+        One failure is put up with. Raises `UsageError` where all of the bench refuses it, and
+        `StepFailed` where it failed again.
         """
-        if str(self.fleet.layout) == str(wanted):
-            return
-        made = await self._switch(wanted)
-        if made.outcome != "switched":
+        for last in (False, True):
+            if self._is_up(wanted):
+                return
+            made = await self._switch(wanted)
+            if made.outcome == "switched":
+                return
             text = f"{wanted} could not be brought up: {made.error}"
-            asked_for = made.outcome == "refused" and not self.fleet.lost
-            raise UsageError(text) if asked_for else StepFailed(text)
+            if made.outcome == "refused" and not self.fleet.lost:
+                raise UsageError(text)
+            if last:
+                raise StepFailed(text)
+
+    def _is_up(self, wanted: Mix) -> bool:
+        """Whether all instances of a layout live."""
+        if str(self.fleet.layout) != str(wanted):
+            return False
+        places = self.fleet.places
+        named = names(place(wanted, self.fleet.gpus_of))
+        return all(name in places and not places[name].dead for name in named)
 
     async def _switch(self, wanted: Mix, assignment: Mapping[str, str] | None = None) -> Made:
         """Bring a layout up; requests that are queued wait for their instance from now on."""
