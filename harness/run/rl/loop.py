@@ -59,8 +59,6 @@ async def rl(session: Session, step: Rl, number: int) -> None:
         if (number, index) < left_at:
             continue
         mine = kept if (number, index) == left_at else None
-        if mine is not None and mine.checkpoint.version >= step.steps:
-            continue  # that one had made all of its steps
         place = Place(number, index, repeat, seed)
         await Loop(session, step, place, parse_policy(text), replay).run(mine)
 
@@ -147,7 +145,8 @@ class Loop:
             await self._begin(kept)
             await self._make_steps()
             ledger.on_end = None
-        session.record.event("rl", loop_row(self))
+        if self.totals.steps:  # none where it goes on from one that had made all of them
+            session.record.event("rl", loop_row(self))
         self._judge()
 
     async def _make_steps(self) -> None:
