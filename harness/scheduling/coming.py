@@ -15,7 +15,7 @@ from harness.model.layout import Layout
 from harness.scheduling.compute import Compute
 from harness.scheduling.courses import NOBODY, Coming, best_later, course_of
 from harness.scheduling.forecast import GOLDEN, Forecast, forecast
-from harness.scheduling.mixes import Pool, options
+from harness.scheduling.mixes import Pool, mix_of, options
 from harness.scheduling.pooled import Open
 from harness.scheduling.turns import fresh_tokens
 from harness.scheduling.view import Floats, Ints, Requests, Settings, View
@@ -49,7 +49,7 @@ def coming(
         if later is not None:
             back_s = later.ends_s + settings.switch_s
             takes_s[frozenset(option.mix)] = min(option.total_s, back_s)
-    return Coming(takes_s, settings.switch_s)
+    return Coming(takes_s, settings.switch_s, mix_of(each.layout for each in view.instances))
 
 
 def _thinned(lengths: Floats) -> tuple[Floats, Floats]:

@@ -114,22 +114,30 @@ class Coming:
 
     by_layout: Mapping[frozenset[Layout], float]
     switch_s: float
+    here: Mix
 
-    def takes_s(self, mix: Mix) -> float:
-        """Return the cheaper of working it off in this layout, and of switching first."""
+    def loses_s(self, mix: Mix) -> float:
+        """Return how much longer it takes after a change to this layout than without one.
+
+        Never less than 0: what is better for it is decided as it begins, when more is known.
+        """
         if not self.by_layout:
             return 0.0
+        return max(0.0, self._takes_s(mix) - self._takes_s(self.here))
+
+    def _takes_s(self, mix: Mix) -> float:
+        """Return the cheaper of working it off in this layout, and of switching first."""
         switched_s = self.switch_s + min(self.by_layout.values())
         return min(self.by_layout.get(frozenset(mix), np.inf), switched_s)
 
 
-NOBODY = Coming({}, 0.0)
+NOBODY = Coming({}, 0.0, Mix())
 
 
 class Later(NamedTuple):
     """A later switch: to what, when, with how many requests left, and when all end with it.
 
-    And when the next batch, if one comes, can have ended: `ends_s` if none does.
+    `next_s`: and what the next batch, if one comes, then loses.
     """
 
     mix: Mix
@@ -191,7 +199,7 @@ def best_later(
             working_s = work_s(costs, compute.sequences_max, given, [count])[0, 1]
             ends = float(at_s + settings.switch_s + computing_s + working_s)
             mix = Mix((target,))
-            next_s = ends + then.takes_s(mix)
+            next_s = ends + then.loses_s(mix)
             found.append(Later(mix, float(at_s), round(left.count.sum()), ends, next_s))
     return min(found, key=lambda later: later.next_s, default=None)
 

@@ -1,12 +1,12 @@
 """The slow loop: which layout the pool should have from now on, and who belongs where. Pure.
 
 It minimises when the last open request ends: compute, contexts computed anew, and the switch, of
-the slowest instance (`harness.scheduling.mixes`). Where a batch follows, its time counts too, begun
-in the layout that this one ends in (`harness.scheduling.coming`). A switch is taken if it saves
-more than it costs and a margin of the time that is left, and not while another one is under way or
-just over. The margin doubles with each switch within a batch, for another one was promised to be
-the best. Without past batches lengths are a guess: it is twice as large at first, and the less so
-the more have ended.
+the slowest instance (`harness.scheduling.mixes`). Where a batch follows, what it loses by a change
+counts too, for it begins in the layout that this one ends in (`harness.scheduling.coming`). A
+switch is taken if it saves more than it costs and a margin of the time that is left, and not while
+another one is under way or just over. The margin doubles with each switch within a batch, for
+another one was promised to be the best. Without past batches lengths are a guess: it is twice as
+large at first, and the less so the more have ended.
 
 The best TP rises as requests drain, so the first switch that pays is seldom the one that pays most.
 Before it switches, the planner follows the pool as it is to a few later moments, and takes stock at
@@ -73,7 +73,7 @@ def plan(
     if not found:
         return Plan(None, _nothing_fits(pool, kinds, view), 0.0)
     then = coming(view, forecast, compute, kinds, settings) if len(view.requests) else NOBODY
-    found.sort(key=lambda option: option.total_s + then.takes_s(option.mix))
+    found.sort(key=lambda option: option.total_s + then.loses_s(option.mix))
     stay = staying(pool, found, compute, settings)
     kept = next((option for option in found if option.kept), None)
     best, waits = _best(found, stay, then, must=must), None
@@ -121,8 +121,8 @@ def _pool(view: View, forecast: Forecast) -> Pool:
 
 
 def _saved_s(option: Option, stay: Course, then: Coming) -> float:
-    """Return by how much sooner this batch and the next have ended after a change."""
-    return stay.lasts_s + then.takes_s(stay.mix) - option.total_s - then.takes_s(option.mix)
+    """Return by how much sooner this batch ends after a change, less what the next one loses."""
+    return stay.lasts_s - option.total_s - then.loses_s(option.mix)
 
 
 class Margin(NamedTuple):
@@ -176,7 +176,7 @@ def _ahead(
     ends_s: dict[Option, float] = {}
     for option in [option for option in found if not option.kept][:LOOKED_AT]:
         later = best_later(course_of(pool, option, compute), uniform, compute, settings, then)
-        next_s = option.total_s + then.takes_s(option.mix)
+        next_s = option.total_s + then.loses_s(option.mix)
         ends_s[option] = min(next_s, later.next_s if later else np.inf)
     best = min(ends_s, key=ends_s.__getitem__)
     waits = best_later(stay, uniform, compute, settings, then)
@@ -200,8 +200,8 @@ def _little(best: Option, stay: Course, then: Coming, margin: Margin) -> str:
     """Return why a switch saves too little; "": it saves enough."""
     if _saved_s(best, stay, then) > margin.part * stay.lasts_s:
         return ""
-    loses_s = then.takes_s(best.mix) - then.takes_s(stay.mix)
-    late = f", {loses_s:.1f} s of the next batch" if loses_s > 0 else ""
+    loses_s = then.loses_s(best.mix)
+    late = f", {loses_s:.1f} s of the next batch" if loses_s else ""
     return (
         f"{best.mix} would end in {best.work_s:.1f} s against {stay.lasts_s:.1f} s as it is: "
         f"not worth a switch of {best.cost_s:.1f} s{late} and a margin of {margin}"
@@ -212,11 +212,10 @@ def _patience(best: Option, stay: Course, then: Coming, waits: Later | None) -> 
     """Return what is worth waiting for; "": nothing."""
     if waits is None:
         return ""
-    as_it_is_s = stay.lasts_s + then.takes_s(stay.mix)
     return (
         f"{best.mix} would save {_saved_s(best, stay, then):.1f} s now; {waits.mix} in "
         f"{waits.at_s:.1f} s, with {waits.left} requests left, saves "
-        f"{as_it_is_s - waits.next_s:.1f} s"
+        f"{stay.lasts_s - waits.next_s:.1f} s"
     )
 
 
