@@ -13,9 +13,12 @@ from virtual_time import run_virtually
 
 from harness.clock import NS_PER_MS
 from harness.errors import StepFailed, UsageError
+from harness.model.layout import parse_mix
 from harness.model.load import load_profile
+from harness.model.placement import place
 from harness.model.scenario import Rl
 from harness.run.rl.loop import rl
+from harness.scheduling.view import Plan, View
 from harness.tasks import beside
 from harness.wire.generation import Build, TearDown, UpdateWeights
 from harness.wire.messages import Failure
@@ -237,6 +240,27 @@ def test_a_killed_coordinator_is_followed_by_one_that_goes_on(tmp_path: Path) ->
 def test_of_the_trainers_state_only_what_a_checkpoint_may_name_is_kept(tmp_path: Path) -> None:
     bench, _ = loop(tmp_path, Rl(steps=5, policies=STATIC))
     assert sorted(bench.kept.values()) == [4, 5]
+
+
+def test_what_an_earlier_plan_assigned_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after = {"4xTP1": "2xTP1+1xTP2", "2xTP1+1xTP2": "1xTP4"}
+
+    def plans(view: View, *_: object) -> Plan:
+        if str(view.layout) not in after or len(view.requests) < 4:
+            return Plan(None, "stays", 1.0)
+        mix = parse_mix(after[str(view.layout)])
+        names = [i.name for i in place(mix, view.gpus_of)["n0"]] if len(mix) > 1 else []
+        assignment = dict.fromkeys(view.requests.ids, names[0]) if names else {}
+        return Plan(mix, "as told", 2.0, assignment=assignment)
+
+    monkeypatch.setattr("harness.run.rl.pilot.plan", plans)
+    requests = replay(2, 6, 4, lambda step, index: 500 + 100 * (index % 7))
+    step = Rl(steps=2, policies=("proactive",), replan_s=0.3, switch_s=0.1)
+    _, events = loop(tmp_path, step, requests=requests)
+    rows = [(row["layout_to"], row["outcome"]) for row in events.of("parallelism")]
+    assert rows == [("2xTP1+1xTP2", "switched"), ("1xTP4", "switched")]
 
 
 def test_a_layout_that_fails_once_between_policies_is_brought_up_again(tmp_path: Path) -> None:

@@ -182,10 +182,13 @@ class Pilot:
         return all(name in places and not places[name].dead for name in named)
 
     async def _switch(self, wanted: Mix, assignment: Mapping[str, str] | None = None) -> Made:
-        """Bring a layout up; requests that are queued wait for their instance from now on."""
+        """Bring a layout up; requests that are queued wait for their instance from now on.
+
+        What earlier plans assigned them to counts no longer: nobody would wait for it in vain.
+        """
         going = self._going(wanted)
         self.fleet.refuse(going)
-        self.fleet.assign(assignment or {})
+        self.fleet.assign({entry.id: "" for entry in self.entries()} | dict(assignment or {}))
         made = await self.switches.make(wanted)
         if made.outcome == "refused":
             self.fleet.accept(name for name in going if name in self.fleet.places)
