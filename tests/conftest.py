@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 MARK = "HARNESS_TEST_SESSION"
 """Environment variable that every process started below this one inherits: it is how ours are
@@ -32,6 +33,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure() -> None:
     os.environ[MARK] = uuid.uuid4().hex
+    # how long an example takes says nothing here: cores are shared
+    slow = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    settings.register_profile("shared", deadline=None, suppress_health_check=slow)
+    settings.load_profile("shared")
 
 
 def may_configure_networks() -> bool:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import BadFile, InfrastructureError
@@ -128,7 +128,7 @@ def test_secrets_are_masked_wherever_they_turn_up(tmp_path: Path) -> None:
     assert stop.reason == "*** ***"
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_journal_cut_anywhere_keeps_all_whole_lines(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "j"

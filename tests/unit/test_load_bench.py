@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import BadFile, ExitCode
@@ -246,7 +246,7 @@ def good_or_bad(path: Path) -> None:
         topology_of(load_bench(path))
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(edits=EDITS)
 def test_no_edit_of_the_text_gives_a_traceback(tmp_path: Path, edits: list[Any]) -> None:
     text = TEXT

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import BadFile, ExitCode
@@ -210,7 +210,7 @@ EDITS = st.lists(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(edits=EDITS)
 def test_no_edit_of_the_text_gives_a_traceback(tmp_path: Path, edits: list[Any]) -> None:
     text = TEXT

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import BadFile, ExitCode
@@ -138,9 +138,7 @@ SCRAPS = st.one_of(
 )
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, deadline=None)
 @given(
     text=st.sampled_from([TEXT, TRACE]),
     edits=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 12), SCRAPS), min_size=1, max_size=6),
