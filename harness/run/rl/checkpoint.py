@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +52,15 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
     ids: tuple[str, ...]
 
 
+class SavedBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A past batch as forecasts remember it: see `harness.scheduling.view.Finished`."""
+
+    batch: int
+    group: tuple[int, ...]
+    length: tuple[int, ...]
+    recomputed: tuple[int, ...] | None
+
+
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """All that is needed to go on. `digest` is that of the requests, which must be the same."""
 
@@ -70,14 +78,19 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
     groups: tuple[SavedGroup, ...]
     samples: tuple[SavedSample, ...]
-    lengths: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
-    """Of past batches: batch, groups, lengths."""
+    past: tuple[SavedBatch, ...]
+    """What forecasts remember."""
 
     def history(self) -> list[Finished]:
         """Return what forecasts remember."""
         return [
-            Finished(batch, np.array(group, np.int64), np.array(length, np.int64))
-            for batch, group, length in self.lengths
+            Finished(
+                saved.batch,
+                np.array(saved.group, np.int64),
+                np.array(saved.length, np.int64),
+                None if saved.recomputed is None else np.array(saved.recomputed, np.int64),
+            )
+            for saved in self.past
         ]
 
     def entries(self, now_ns: int) -> list[Entry]:
@@ -130,7 +143,7 @@ def write_checkpoint(loop: Loop, folder: Path) -> None:
         dropped=loop.rollouts.dropped,
         groups=tuple(_saved_group(group) for group in groups),
         samples=tuple(_saved(entry, loop.base) for entry in entries),
-        lengths=tuple(_lengths(loop.history)),
+        past=tuple(map(_saved_batch, loop.history)),
     )
     folder.mkdir(parents=True, exist_ok=True)
     fresh = folder / f"{FILE}.new"
@@ -187,8 +200,11 @@ def _entry(saved: SavedSample, now_ns: int) -> Entry:
     return entry
 
 
-def _lengths(
-    history: Iterable[Finished],
-) -> Iterable[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    for past in history:
-        yield past.batch, tuple(past.group.tolist()), tuple(past.length.tolist())
+def _saved_batch(past: Finished) -> SavedBatch:
+    recomputed = None if past.recomputed is None else tuple(past.recomputed.tolist())
+    return SavedBatch(
+        batch=past.batch,
+        group=tuple(past.group.tolist()),
+        length=tuple(past.length.tolist()),
+        recomputed=recomputed,
+    )
