@@ -165,6 +165,7 @@ class Pilot:
             if self._is_up(wanted):
                 return
             made = await self._switch(wanted)
+            self.switched_s = None  # it was no decision that others are to rest after
             if made.outcome == "switched":
                 return
             text = f"{wanted} could not be brought up: {made.error}"
