@@ -290,7 +290,7 @@ def test_a_checkpoint_of_other_requests_is_refused(tmp_path: Path) -> None:
 # -- drawn from seeds ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(20), 36, 41, 169])
 def test_whatever_goes_wrong_no_sample_is_lost_used_twice_or_too_old(
     tmp_path: Path, seed: int
 ) -> None:

@@ -166,10 +166,10 @@ class Pilot:
                 return
             made = await self._switch(wanted)
             self.switched_s = None  # it was no decision that others are to rest after
-            if made.outcome == "switched":
+            if made.outcome == "switched" or self._is_up(wanted):
                 return
             text = f"{wanted} could not be brought up: {made.error}"
-            if made.outcome == "refused" and not self.fleet.lost:
+            if made.outcome == "refused" and self.fleet.usable == dict(self.fleet.gpus_of):
                 raise UsageError(text)
             if last:
                 raise StepFailed(text)
