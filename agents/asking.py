@@ -6,12 +6,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agents.labour import Handler
 from agents.pipe import Doing, WhereAreYou
 from agents.seat import Seat, combine, settled
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import InfrastructureError
 from harness.wire.messages import Failure, Message
 
+_NO_DEADLINE_NS = 600 * NS_PER_S
 _POSITION_NS = 200 * NS_PER_MS
 _BROKEN = ("RankDied", "RankFailed")
 
@@ -25,6 +27,18 @@ class OrderFailed(InfrastructureError):
     def __init__(self, failure: Failure, *, breaks: bool) -> None:
         self.failure, self.breaks = failure, breaks
         super().__init__(failure.text)
+
+
+def answering(verb: Handler) -> Handler:
+    """Return a labour's handler: what failed is an answer, and a deadline there is in any case."""
+
+    async def answer(asked: Message, deadline_ns: int) -> Message:
+        try:
+            return await verb(asked, deadline_ns or time.monotonic_ns() + _NO_DEADLINE_NS)
+        except OrderFailed as error:
+            return error.failure
+
+    return answer
 
 
 async def ask_all(orders: Mapping[Seat, Message], due_ns: int) -> list[Any]:

@@ -12,13 +12,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from agents.asking import OrderFailed
+from agents.asking import OrderFailed, answering
 from agents.generation.answers import merged
 from agents.generation.crew import Crew
 from agents.generation.engines import Engines
@@ -53,7 +52,6 @@ from harness.wire.messages import Done, Failure, Message
 
 PROGRAM = (sys.executable, "-m", "agents.generation.rank")
 
-_NO_DEADLINE_NS = 600 * NS_PER_S
 _PARTING_NS = 10 * NS_PER_S
 """When generation is closed, engines have this long to leave by themselves."""
 
@@ -97,7 +95,7 @@ class Generation:
             Withdraw: self._on_withdraw,
             Watch: self._on_watch,
         }
-        return {kind: partial(self._answer, verb) for kind, verb in verbs.items()}
+        return {kind: answering(verb) for kind, verb in verbs.items()}
 
     async def close(self) -> None:
         """Kill all ranks and verify that they are gone; raises `Unkillable`."""
@@ -107,12 +105,6 @@ class Generation:
         """Kill all ranks without waiting."""
         if engines := self._open:
             engines.kill_now()
-
-    async def _answer(self, verb: Handler, asked: Message, deadline_ns: int) -> Message:
-        try:
-            return await verb(asked, deadline_ns or time.monotonic_ns() + _NO_DEADLINE_NS)
-        except OrderFailed as error:
-            return error.failure
 
     @contextmanager
     def _alone(self, asked: Message) -> Iterator[None]:

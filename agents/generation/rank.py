@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import os
-import signal
 import socket
 import sys
 import threading
@@ -24,12 +23,12 @@ from typing import NoReturn
 
 import msgspec
 
-from agents.frames import Frame, Unpacker, pack
+from agents.frames import Frame
 from agents.generation.base import Engine
 from agents.generation.orders import FRAMES, Body, Leave, Ready, Start, Told
 from agents.generation.outbox import Outbox
 from agents.generation.verbs import Verbs
-from agents.pipe import Doing, WhereAreYou
+from agents.line import Line
 from agents.process import die_with
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import ExitCode, UsageError
@@ -48,44 +47,19 @@ class Rank:
     """State of one rank. The threads share what is below `_lock`; the rest is the main thread's."""
 
     def __init__(self, line: socket.socket, modules: Mapping[str, str]) -> None:
-        self._line = line
+        self.line = Line(line, FRAMES, self._put)
         self._modules = modules
-        self._sending = threading.Lock()
         self._lock = threading.Condition()
         self._orders: deque[Frame[Body]] = deque()
-        self._doing, self._since_ns = "", 0
         self._verbs: Verbs | None = None
         self._outbox = Outbox()
         self._told_ns = 0
         self._standing: Stats | None = None
 
-    # -- the control thread --------------------------------------------------------------------
-
-    def control(self) -> None:
-        """Read orders until the agent is gone, then end the process, whatever it is doing."""
-        try:
-            self._read()
-        except ConnectionError:
-            pass  # the agent is gone
-        except BaseException:  # without this thread, nobody would ever notice the line's end
-            traceback.print_exc()
-        os.killpg(0, signal.SIGKILL)  # with all that the engine has started
-
-    def _read(self) -> None:
-        unpacker = Unpacker(FRAMES)
-        while data := self._line.recv(1 << 18):
-            for frame in unpacker.feed(data):
-                if isinstance(frame.body, WhereAreYou):
-                    faulthandler.dump_traceback(sys.stderr, all_threads=True)
-                    self._say(frame.seq, Doing(order=self._doing, since_ns=self._since_ns))
-                    continue
-                with self._lock:
-                    self._orders.append(frame)
-                    self._lock.notify()
-
-    def _say(self, seq: int, message: Message) -> None:
-        with self._sending:  # a long answer may go out in pieces
-            self._line.sendall(pack(seq, 0, message))
+    def _put(self, frame: Frame[Body]) -> None:
+        with self._lock:
+            self._orders.append(frame)
+            self._lock.notify()
 
     # -- the main thread -----------------------------------------------------------------------
 
@@ -124,7 +98,7 @@ class Rank:
 
     def _do(self, frame: Frame[Body]) -> None:
         body = frame.body
-        self._doing, self._since_ns = str(body.__struct_config__.tag), time.monotonic_ns()
+        self.line.begin(body)
         try:
             answer = self._answer(body)
         except UsageError as error:
@@ -132,8 +106,8 @@ class Rank:
         except Exception as error:  # whatever it raises is the engine's end
             self._fail(frame.seq, error)
         self._tell(time.monotonic_ns())
-        self._say(frame.seq, answer)
-        self._doing = ""
+        self.line.say(frame.seq, answer)
+        self.line.doing = ""
         if isinstance(body, Leave) and body.ends:
             os._exit(ExitCode.PASSED)
 
@@ -148,7 +122,7 @@ class Rank:
         """Say what happened, to the log in full, and end."""
         traceback.print_exception(error)
         text = f"{type(error).__name__}: {error}"
-        self._say(seq, Failure(error="RankFailed", text=text))
+        self.line.say(seq, Failure(error="RankFailed", text=text))
         sys.stderr.flush()
         os._exit(ExitCode.BUG)
 
@@ -185,7 +159,7 @@ class Rank:
         standing = msgspec.structs.replace(stats, t_ns=0)
         if outputs or standing != self._standing:
             self._standing = standing
-            self._say(0, Told(outputs=outputs, stats=stats))
+            self.line.say(0, Told(outputs=outputs, stats=stats))
 
 
 def main(modules: Mapping[str, str] = MODULES) -> None:
@@ -198,7 +172,7 @@ def main(modules: Mapping[str, str] = MODULES) -> None:
     faulthandler.enable()
     sys.setswitchinterval(0.0005)  # the control thread must not wait 5 ms for Python's lock
     rank = Rank(socket.socket(fileno=found.fd), modules)
-    threading.Thread(target=rank.control, name="control", daemon=True).start()
+    threading.Thread(target=rank.line.control, name="control", daemon=True).start()
     rank.work()
 
 

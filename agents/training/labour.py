@@ -11,14 +11,12 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
-from agents.asking import OrderFailed
+from agents.asking import answering
 from agents.labour import Handler, Notify
 from agents.ranks import LOG_DIR
 from agents.training.crew import Crew
-from harness.clock import NS_PER_S
 from harness.errors import InfrastructureError, UsageError
 from harness.wire.messages import Done, Message
 from harness.wire.training import (
@@ -33,8 +31,6 @@ from harness.wire.training import (
 )
 
 PROGRAM = (sys.executable, "-m", "agents.training.rank")
-
-_NO_DEADLINE_NS = 600 * NS_PER_S
 
 
 class Busy(InfrastructureError):
@@ -68,7 +64,7 @@ class Training:
             WatchTraining: self._on_watch,
             CloseTraining: self._on_close,
         }
-        return {kind: partial(self._answer, verb) for kind, verb in verbs.items()}
+        return {kind: answering(verb) for kind, verb in verbs.items()}
 
     async def close(self) -> None:
         """Kill all ranks and verify that they are gone; raises `Unkillable`."""
@@ -78,12 +74,6 @@ class Training:
         """Kill all ranks without waiting."""
         if crew := self._open:
             crew.kill_now()
-
-    async def _answer(self, verb: Handler, asked: Message, deadline_ns: int) -> Message:
-        try:
-            return await verb(asked, deadline_ns or time.monotonic_ns() + _NO_DEADLINE_NS)
-        except OrderFailed as error:
-            return error.failure
 
     # -- commands ------------------------------------------------------------------------------
 

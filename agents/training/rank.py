@@ -13,7 +13,6 @@ import faulthandler
 import os
 import queue
 import shutil
-import signal
 import socket
 import sys
 import threading
@@ -25,8 +24,8 @@ from pathlib import Path
 from typing import NoReturn
 from zlib import crc32
 
-from agents.frames import Frame, Unpacker, pack
-from agents.pipe import Doing, WhereAreYou
+from agents.frames import Frame
+from agents.line import Line
 from agents.process import die_with
 from agents.training.base import Groups, Trainer
 from agents.training.groups import join
@@ -45,41 +44,14 @@ class Rank:
     """State of one rank; all but the line is the main thread's."""
 
     def __init__(self, line: socket.socket, modules: Mapping[str, str]) -> None:
-        self._line, self._modules = line, modules
-        self._sending = threading.Lock()
+        self._modules = modules
         self._orders: queue.SimpleQueue[Frame[Body]] = queue.SimpleQueue()
-        self._doing, self._since_ns = "", 0
+        self.line = Line(line, FRAMES, self._orders.put)
         self._groups: Groups | None = None
         self._trainer: Trainer | None = None
         self._tells = False
         self._version: int | None = None
         """Of its weights, as far as the orders tell."""
-
-    # -- the control thread --------------------------------------------------------------------
-
-    def control(self) -> None:
-        """Read orders until the agent is gone, then end the process, whatever it is doing."""
-        try:
-            self._read()
-        except ConnectionError:
-            pass  # the agent is gone
-        except BaseException:  # without this thread, nobody would ever notice the line's end
-            traceback.print_exc()
-        os.killpg(0, signal.SIGKILL)
-
-    def _read(self) -> None:
-        unpacker = Unpacker(FRAMES)
-        while data := self._line.recv(1 << 18):
-            for frame in unpacker.feed(data):
-                if isinstance(frame.body, WhereAreYou):
-                    faulthandler.dump_traceback(sys.stderr, all_threads=True)
-                    self._say(frame.seq, Doing(order=self._doing, since_ns=self._since_ns))
-                else:
-                    self._orders.put(frame)
-
-    def _say(self, seq: int, message: Message) -> None:
-        with self._sending:  # a long answer may go out in pieces
-            self._line.sendall(pack(seq, 0, message))
 
     # -- the main thread -----------------------------------------------------------------------
 
@@ -88,24 +60,24 @@ class Rank:
         while True:
             frame = self._orders.get()
             body = frame.body
-            self._doing, self._since_ns = str(body.__struct_config__.tag), time.monotonic_ns()
+            self.line.begin(body)
             try:
                 answer = self._answer(body)
             except UsageError as error:
                 answer = Failure(error=type(error).__name__, text=str(error))
             except Exception as error:  # whatever it raises is this rank's end
                 self._fail(frame.seq, error)
-            self._say(frame.seq, answer)
-            self._doing = ""
+            self.line.say(frame.seq, answer)
+            self.line.doing = ""
 
     def _fail(self, seq: int, error: Exception) -> NoReturn:
         """Say what happened, to the log in full, and end."""
         traceback.print_exception(error)
         text = f"{type(error).__name__}: {error}"
         if broken(error):  # by whoever is at fault: this one follows it, and names nobody
-            self._say(seq, Failure(error="RankDied", text=f"its group broke: {text}"))
+            self.line.say(seq, Failure(error="RankDied", text=f"its group broke: {text}"))
         else:
-            self._say(seq, Failure(error="RankFailed", text=text))
+            self.line.say(seq, Failure(error="RankFailed", text=text))
         sys.stderr.flush()
         os._exit(ExitCode.BUG)
 
@@ -121,7 +93,7 @@ class Rank:
                 return self._publish(body, trainer)
             case KeepTrainer(), trainer if trainer:
                 return self._keep(body, trainer)
-        raise UsageError(f"a rank that {self._joined} is not ordered to {self._doing}")
+        raise UsageError(f"a rank that {self._joined} is not ordered to {self.line.doing}")
 
     @property
     def _joined(self) -> str:
@@ -157,7 +129,7 @@ class Rank:
         )
 
     def _tell(self, phase: PhaseHappened) -> None:
-        self._say(0, Told(phases=(phase,)))
+        self.line.say(0, Told(phases=(phase,)))
 
     def _publish(self, asked: Publish, trainer: Trainer) -> Message:
         self._require(asked.version, "cannot be published")
@@ -229,7 +201,7 @@ def main(modules: Mapping[str, str] = MODULES) -> None:
     die_with(found.parent)
     faulthandler.enable()
     rank = Rank(socket.socket(fileno=found.fd), modules)
-    threading.Thread(target=rank.control, name="control", daemon=True).start()
+    threading.Thread(target=rank.line.control, name="control", daemon=True).start()
     rank.work()
 
 
