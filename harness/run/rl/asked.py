@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from harness.model.bench import Bench
 from harness.model.degrees import Degrees, parse_degrees
+from harness.model.placement import trainers_of
 from harness.model.profile import Profile
 from harness.model.scenario import Scenario, Training
 from harness.run.generation.asked import GenerationAsked
@@ -22,19 +23,13 @@ class TrainingAsked:
 
 
 def ranks_of(training: Training, bench: Bench) -> dict[str, tuple[int, ...]]:
-    """Return the global ranks of each node that trains: one per GPU, or one without, in order.
-
-    These are the nodes that the scenario names, or else those of ``train`` pods; as many ranks as
-    the layout has, from the first node on.
-    """
+    """Return the global ranks of each node that trains, in order: as many as the layout has."""
     wanted, first = parse_degrees(training.layout).ranks, 0
     found: dict[str, tuple[int, ...]] = {}
-    for name, node in bench.nodes.items():
-        if (name in training.nodes) if training.nodes else (node.pod == "train"):
-            here = min(max(1, node.gpus or node.emulated_gpus), wanted - first)
-            if here:
-                found[name] = tuple(range(first, first + here))
-            first += here
+    for name, there in trainers_of(training, bench).items():
+        if here := min(there, wanted - first):
+            found[name] = tuple(range(first, first + here))
+        first += here
     return found
 
 

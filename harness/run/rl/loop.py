@@ -117,7 +117,7 @@ class Loop:
         assert asked is not None
         assert training is not None
         compute = compute_of(asked, session.fleet)
-        self.policy = searched(self.policy, asked, [flat([b])[0] for b in self.batches])
+        self.policy = searched(self.policy, asked, flat(self.batches))
         first = first_layout(self.policy, asked, compute)
         async with AsyncExitStack() as stack:
             if session.fleet is None:
