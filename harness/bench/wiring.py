@@ -21,7 +21,8 @@ from drivers.emulators import config
 from drivers.interfaces import End, TokenBucket
 from drivers.tor.netlink import ELECTRICAL_METRIC, ELECTRICAL_PROTOCOL
 from harness.errors import UsageError
-from harness.fabric.topology import Topology, TorPlace, Uplink
+from harness.fabric.links import Uplink
+from harness.fabric.topology import Topology, TorPlace
 from harness.model.bench import Links
 
 LightKind = Literal["none", "ebpf", "mirred"]

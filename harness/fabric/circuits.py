@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.errors import UsageError
-from harness.fabric.topology import Link, Topology, Uplink
+from harness.fabric.links import Link, Uplink
+from harness.fabric.topology import Topology
 from harness.model.ports import parse_circuit
 from harness.model.scenario import Shape
 
@@ -108,7 +109,7 @@ class _Planner:
         if a is None or b is None:
             return False
         self._taken |= {a, b}
-        self.links.add(Link(*sorted((a, b))))
+        self.links.add(Link(min(a, b), max(a, b)))
         return True
 
     def _free(self, tor: str, device: str | None, switch: str) -> Uplink | None:

@@ -1,8 +1,9 @@
-"""What is cabled to what: ToRs, nodes, uplinks and the fibre pairs they land on.
+"""What is cabled to what: pods, ToRs, nodes, uplinks, trunks, and the fibre pairs they land on.
 
 Built from a bench file, immutable, free of I/O. An *uplink* is one ToR port with a transmit and a
-receive fibre; a *link* is two uplinks of one switch joined by two circuits, one each way. Address
-plan of emulated benches (all inside 198.18.0.0/15, the range reserved for benchmarking):
+receive fibre, a *trunk* a fibre pair between an aggregation switch and a core switch; a *link* is
+two uplinks joined by circuits, one each way, on one switch or through trunks and a core switch.
+Address plan of emulated benches (all inside 198.18.0.0/15, the range reserved for benchmarking):
 
     198.19.<tor>.0/24     hosts of a ToR: gateway .1, nodes from .10
     198.18.128.0/18       uplinks, one address each, in the order of the bench file
@@ -11,16 +12,19 @@ plan of emulated benches (all inside 198.18.0.0/15, the range reserved for bench
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from ipaddress import IPv4Address
+from typing import Literal
 
-from drivers.base import Circuit, Matching
+from drivers.base import Matching
 from drivers.tor.base import Route
+from harness.clock import NS_PER_MS
 from harness.errors import UsageError
+from harness.fabric.links import Link, Trunk, Uplink
 from harness.model.bench import Bench
-from harness.model.ports import parse_cable, parse_ports
+from harness.model.ports import Fibres, is_trunk, parse_cable, parse_ports, parse_trunk
 
 HOSTS = IPv4Address("198.19.0.0")
 UPLINKS = IPv4Address("198.18.128.0")
@@ -28,42 +32,28 @@ ELECTRICAL = IPv4Address("198.18.192.0")
 TORS_MAX = 250
 
 
-@dataclass(frozen=True, order=True)
-class Uplink:
-    """One ToR port and the fibre pair of the switch that it lands on."""
+@dataclass(frozen=True)
+class Plane:
+    """One switch as plans see it."""
 
-    tor: str
-    device: str
-    switch: str
-    ingress: int
-    """Port that the uplink's transmit fibre enters."""
-    egress: int
-    """Port that the uplink's receive fibre leaves."""
-    address: str
-
-    def __str__(self) -> str:
-        return f"{self.tor}:{self.device}"
+    name: str
+    tier: Literal["aggregation", "core"] = "aggregation"
+    duplex: bool = True
+    """Whether a circuit and its opposite go over the same two uplinks."""
+    switching_ns: int = 25 * NS_PER_MS
+    """How long a circuit that moves is expected to stay dark."""
+    hold_ns: int = 0
+    """How long a port stays down after its light returns."""
 
 
-@dataclass(frozen=True, order=True)
-class Link:
-    """Two uplinks of one switch, joined in both directions."""
+@dataclass(frozen=True)
+class Rates:
+    """What the network carries, Mbit/s of Ethernet frames."""
 
-    a: Uplink
-    b: Uplink
-
-    @property
-    def switch(self) -> str:
-        """The switch that carries both circuits."""
-        return self.a.switch
-
-    @property
-    def circuits(self) -> tuple[Circuit, Circuit]:
-        """The two cross-connects: a's light to b, b's light to a."""
-        return ((self.a.ingress, self.b.egress), (self.b.ingress, self.a.egress))
-
-    def __str__(self) -> str:
-        return f"{self.a.tor}-{self.b.tor}@{self.switch}"
+    link_mbit_per_s: float = 1000.0
+    """Of each host port and each circuit, each way."""
+    oversubscription: float = 4.0
+    """The electrical path of a ToR carries the sum of its host ports divided by this."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +67,7 @@ class TorPlace:
     electrical_gateway: str
     steered: bool
     """Whether its routes are steered by us."""
+    pod: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,6 +92,23 @@ class Topology:
     uplinks: tuple[Uplink, ...]
     ours: Mapping[str, frozenset[int]]
     """Per switch, the ports that the bench file gives us."""
+    trunks: tuple[Trunk, ...] = ()
+    planes: Mapping[str, Plane] = field(default_factory=dict)
+    rates: Rates = Rates()
+
+    @cached_property
+    def pods(self) -> Mapping[str, tuple[str, ...]]:
+        """The ToRs of each pod, in the order of the bench file."""
+        names = dict.fromkeys(tor.pod for tor in self.tors.values())
+        return {pod: tuple(t.name for t in self.tors.values() if t.pod == pod) for pod in names}
+
+    @cached_property
+    def trunks_of(self) -> Mapping[str, tuple[Trunk, ...]]:
+        """Per switch, aggregation and core alike, the trunks that end on it."""
+        return {
+            switch: tuple(t for t in self.trunks if switch in (t.aggregation, t.core))
+            for switch in self.ours
+        }
 
     @cached_property
     def by_switch(self) -> Mapping[str, tuple[Uplink, ...]]:
@@ -124,21 +132,24 @@ class Topology:
 
     def matching(self, links: frozenset[Link], switch: str) -> Matching:
         """Return the map of `switch` that carries `links`; raises `BadMatching` on a double use."""
-        return Matching.of(
-            circuit for link in links if link.switch == switch for circuit in link.circuits
-        )
+        return Matching.of(circuit for link in links for circuit in link.circuits_on(switch))
+
+    def electrical_mbit_per_s(self, tor: str) -> float:
+        """Return what the electrical path of `tor` carries, each way."""
+        hosts = max(1, len(self.nodes_of(tor)))
+        return hosts * self.rates.link_mbit_per_s / self.rates.oversubscription
 
     def routes(self, links: frozenset[Link]) -> dict[str, frozenset[Route]]:
         """Return, per steered ToR, the routes that send traffic over `links`.
 
-        Hosts of the far ToR are reached by the link's uplink; where two links join the same two
-        ToRs the first by name carries the traffic. ToRs without links get an empty set: electrical.
+        Hosts of the far ToR are reached by the link's uplink. ToRs without links get an empty set:
+        electrical.
         """
         routes: dict[str, dict[str, Route]] = {
             name: {} for name, place in self.tors.items() if place.steered
         }
         for link in sorted(links):
-            for near, far in ((link.a, link.b), (link.b, link.a)):
+            for near, far in link.ways:
                 if near.tor in routes:
                     prefix = self.tors[far.tor].prefix
                     route = Route(prefix=prefix, via=far.address, device=near.device)
@@ -162,6 +173,7 @@ def topology_of(bench: Bench) -> Topology:
             electrical_gateway=str(ELECTRICAL + 2 * i),
             electrical_address=str(ELECTRICAL + 2 * i + 1),
             steered=tor.driver != "none",
+            pod=tor.pod,
         )
         for i, (name, tor) in enumerate(bench.tors.items())
     }
@@ -170,6 +182,21 @@ def topology_of(bench: Bench) -> Topology:
         nodes=_place_nodes(bench),
         uplinks=tuple(sorted(_uplinks(bench))),
         ours={name: parse_ports(switch.ports) for name, switch in bench.switches.items()},
+        trunks=tuple(sorted(_trunks(bench))),
+        planes={name: _plane(bench, name) for name in bench.switches},
+        rates=Rates(bench.links.link_mbit_per_s, bench.links.oversubscription),
+    )
+
+
+def _plane(bench: Bench, name: str) -> Plane:
+    switch = bench.switches[name]
+    ms = switch.switch_ms if bench.world == "live" else switch.emulate.switch_ms
+    return Plane(
+        name=name,
+        tier=switch.tier,
+        duplex=switch.circuits == "duplex",
+        switching_ns=round(ms * NS_PER_MS),
+        hold_ns=round(bench.links.nic_hold_ms * NS_PER_MS),
     )
 
 
@@ -191,26 +218,47 @@ def _place_nodes(bench: Bench) -> dict[str, NodePlace]:
     return places
 
 
-def _uplinks(bench: Bench) -> list[Uplink]:
-    uplinks = []
+def _uplinks(bench: Bench) -> Iterator[Uplink]:
+    """Yield the uplinks; their addresses count all rows of `cables`."""
     for number, (near, far) in enumerate(bench.cables.items()):
+        if is_trunk(near):
+            continue
         cable = parse_cable(near, far)
-        egress = cable.egress
-        if egress is None:
-            if bench.world == "live":
-                raise UsageError(
-                    f'cables."{near}" = "{far}": name both ports on a live bench, as in '
-                    f'"{cable.switch}:{cable.ingress}/17"'
-                )
-            egress = cable.ingress + bench.switches[cable.switch].emulate.ports
-        uplinks.append(
-            Uplink(
-                tor=cable.tor,
-                device=cable.uplink,
-                switch=cable.switch,
-                ingress=cable.ingress,
-                egress=egress,
-                address=str(UPLINKS + 1 + number),
-            )
+        fibres = Fibres(cable.switch, cable.ingress, cable.egress)
+        yield Uplink(
+            tor=cable.tor,
+            device=cable.uplink,
+            switch=cable.switch,
+            ingress=cable.ingress,
+            egress=_egress(bench, near, far, fibres),
+            address=str(UPLINKS + 1 + number),
         )
-    return uplinks
+
+
+def _trunks(bench: Bench) -> Iterator[Trunk]:
+    """Yield the trunks; either side of a row may be the core."""
+    for near, far in bench.cables.items():
+        if not is_trunk(near):
+            continue
+        down, up = parse_trunk(near, far)
+        if bench.switches[down.switch].tier == "core":
+            down, up = up, down
+        yield Trunk(
+            aggregation=down.switch,
+            from_core=down.ingress,
+            to_core=_egress(bench, near, far, down),
+            core=up.switch,
+            ingress=up.ingress,
+            egress=_egress(bench, near, far, up),
+        )
+
+
+def _egress(bench: Bench, near: str, far: str, fibres: Fibres) -> int:
+    if fibres.egress is not None:
+        return fibres.egress
+    if bench.world == "live":
+        raise UsageError(
+            f'cables."{near}" = "{far}": name both ports on a live bench, as in '
+            f'"{fibres.switch}:{fibres.ingress}/17"'
+        )
+    return fibres.ingress + bench.switches[fibres.switch].emulate.ports

@@ -3,7 +3,8 @@
 A *cable* joins one ToR uplink to one fibre pair of a switch: ``"tor0:u1" = "agg0:1"`` lands the
 uplink's transmit fibre on ingress port 1 and its receive fibre on the egress port of the same
 ordinal (N+1 on an N x N unit whose egress ports start at N+1); ``"agg0:1/20"`` names the egress
-port outright.
+port outright. A *trunk* joins a fibre pair of an aggregation switch to one of a core switch,
+``"agg0:5" = "core0:1"``: what leaves one enters the other.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Tor(Strict, frozen=True, kw_only=True):
 
     uplinks: int = 2
     driver: Literal["netlink", "none"] = "none"
+    pod: str = ""
+    """Which ToRs are one pod; "" is one, too."""
 
 
 class EmulatedUnit(Strict, frozen=True, kw_only=True):
@@ -74,6 +77,9 @@ class Switch(Strict, frozen=True, kw_only=True):
     url: str
     ports: str
     tier: Literal["aggregation", "core"] = "aggregation"
+    circuits: Literal["duplex", "simplex"] = "duplex"
+    """Planned both ways over the same two ports, or each way by itself: then a ring takes one
+    uplink of a ToR, where it takes two else, and answers go back on the electrical path."""
     known_hosts: str = ""
     password_env: str = ""
     password_file: str = ""
@@ -84,16 +90,18 @@ class Switch(Strict, frozen=True, kw_only=True):
     light_timeout_s: float = 2.0
     power_averaging: int = 4
     """As set on the unit, 1..8: its power meter averages over 10 ms, doubling each step."""
+    switch_ms: float = 25.0
+    """How long a circuit that moves stays dark, as plans expect it; an emulated unit says it."""
     emulate: EmulatedUnit = EmulatedUnit()
 
 
 class Links(Strict, frozen=True, kw_only=True):
-    """Rates of the emulated network: every host port and every circuit carries `link_mbit_per_s`.
+    """Rates of the network: every host port and every circuit carries `link_mbit_per_s`.
 
     The electrical path between ToRs carries the sum of a ToR's host links divided by
-    `oversubscription`. `nic_hold_ms` is how long a port stays down after its light returns.
-    `light` says who moves the packets: "auto" takes the best that this machine allows; "none" is
-    control plane only.
+    `oversubscription`. A live bench states what it has, an emulated one gets it. `nic_hold_ms` is
+    how long a port stays down after its light returns. `light` says who moves the packets: "auto"
+    takes the best that this machine allows; "none" is control plane only.
     """
 
     link_mbit_per_s: float = 1000.0

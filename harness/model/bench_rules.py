@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
+from typing import NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from harness.model.bench import Bench, EmulatedUnit, Node, Switch
-from harness.model.ports import PORT_MAX, Cable, parse_cable, parse_ports
+from harness.model.ports import PORT_MAX, Fibres, is_trunk, parse_cable, parse_ports, parse_trunk
 from harness.model.schema import did_you_mean, dotted
 
 PATH_KEYS = ("known_hosts", "password_file", "key_file")
@@ -154,7 +155,7 @@ def _switch(bench: Bench, where: str, switch: Switch) -> Iterator[str]:
     yield from _secrets(where, switch)
     if not 1 <= switch.power_averaging <= 8:
         yield f"{where}.power_averaging: expected 1 to 8, as set on the unit"
-    for key in ("exchange_timeout_s", "apply_timeout_s", "light_timeout_s"):
+    for key in ("exchange_timeout_s", "apply_timeout_s", "light_timeout_s", "switch_ms"):
         if not getattr(switch, key) > 0:
             yield f"{where}.{key}: expected more than 0"
     yield from _unit(f"{where}.emulate", switch.emulate)
@@ -271,45 +272,68 @@ def _cables(bench: Bench) -> Iterator[str]:
     for near, far in bench.cables.items():
         where = dotted("cables", near)
         try:
-            cable = parse_cable(near, far)
+            ends = _parsed(bench, near, far, uplinks)
         except ValueError as error:
             yield f"{where}: {error}"
             continue
-        yield from (f"{where}: {problem}" for problem in _ends(bench, cable))
-        if (first := uplinks.setdefault((cable.tor, cable.uplink), near)) != near:
-            yield f"{where}: the same uplink as {first!r}; an uplink takes one cable"
-        for port in _ports_of(bench, cable):
-            if (first := fibres.setdefault((cable.switch, port), near)) != near:
-                yield f"{where}: port {port} of {cable.switch} is taken by the cable of {first!r}"
+        yield from (f"{where}: {problem}" for problem in ends.problems)
+        for end in ends.fibres:
+            yield from (f"{where}: {problem}" for problem in _end(bench, end))
+            for port in _ports_of(bench, end):
+                if (first := fibres.setdefault((end.switch, port), near)) != near:
+                    yield f"{where}: port {port} of {end.switch} is taken by the cable of {first!r}"
 
 
-def _ends(bench: Bench, cable: Cable) -> Iterator[str]:
+class _Ends(NamedTuple):
+    """The fibre pairs that a cable takes, and what is wrong with it as a whole."""
+
+    fibres: tuple[Fibres, ...]
+    problems: tuple[str, ...]
+
+
+def _parsed(bench: Bench, near: str, far: str, uplinks: dict[tuple[str, str], str]) -> _Ends:
+    """Read a row; `uplinks` remembers who took which. Raises `ValueError` where it is none."""
+    if is_trunk(near) and near.partition(":")[0] not in bench.tors:
+        ends = parse_trunk(near, far)
+        tiers = sorted(bench.switches[e.switch].tier for e in ends if e.switch in bench.switches)
+        wrong = len(tiers) == 2 and tiers != ["aggregation", "core"]
+        text = "a trunk joins an aggregation switch and a core switch (switches.NAME.tier)"
+        return _Ends(ends, (text,) if wrong else ())
+    cable = parse_cable(near, far)
+    problems = []
     if cable.tor not in bench.tors:
-        yield f"no ToR {cable.tor!r}{did_you_mean(cable.tor, bench.tors)}"
+        problems += [f"no ToR {cable.tor!r}{did_you_mean(cable.tor, bench.tors)}"]
     elif int(cable.uplink[1:]) > (count := bench.tors[cable.tor].uplinks):
-        yield f"{cable.tor} has no uplink {cable.uplink} (tors.{cable.tor}.uplinks = {count})"
-    if cable.switch not in bench.switches:
-        yield f"no switch {cable.switch!r}{did_you_mean(cable.switch, bench.switches)}"
+        there = f"(tors.{cable.tor}.uplinks = {count})"
+        problems += [f"{cable.tor} has no uplink {cable.uplink} {there}"]
+    if (first := uplinks.setdefault((cable.tor, cable.uplink), near)) != near:
+        problems += [f"the same uplink as {first!r}; an uplink takes one cable"]
+    return _Ends((Fibres(cable.switch, cable.ingress, cable.egress),), tuple(problems))
+
+
+def _end(bench: Bench, end: Fibres) -> Iterator[str]:
+    if end.switch not in bench.switches:
+        yield f"no switch {end.switch!r}{did_you_mean(end.switch, bench.switches)}"
         return
-    if bench.world == "live" and cable.egress is None:
+    if bench.world == "live" and end.egress is None:
         yield (
             "a live bench names both ports, ingress and egress, as in "
-            f'"{cable.switch}:{cable.ingress}/{cable.ingress + 16}"'
+            f'"{end.switch}:{end.ingress}/{end.ingress + 16}"'
         )
-    yield from _on_the_unit(bench, cable)
+    yield from _on_the_unit(bench, end)
     try:
-        ours = parse_ports(bench.switches[cable.switch].ports)
+        ours = parse_ports(bench.switches[end.switch].ports)
     except ValueError:  # told where the switch is checked
         return
-    for port in _ports_of(bench, cable):
+    for port in _ports_of(bench, end):
         if port not in ours:
             yield (
-                f"port {port} of {cable.switch} is not ours; move the cable, or add the port to "
-                f'switches.{cable.switch}.ports ("{bench.switches[cable.switch].ports}")'
+                f"port {port} of {end.switch} is not ours; move the cable, or add the port to "
+                f'switches.{end.switch}.ports ("{bench.switches[end.switch].ports}")'
             )
 
 
-def _on_the_unit(bench: Bench, cable: Cable) -> Iterator[str]:
+def _on_the_unit(bench: Bench, cable: Fibres) -> Iterator[str]:
     """Ports of an N x N unit whose N we know: ingress 1..N, egress N+1..2N."""
     if cable.ingress == cable.egress:
         yield f"ingress and egress are the same port {cable.ingress}"
@@ -322,7 +346,7 @@ def _on_the_unit(bench: Bench, cable: Cable) -> Iterator[str]:
         yield f"{cable.switch} has egress ports {size + 1}-{2 * size}, not {cable.egress}"
 
 
-def _ports_of(bench: Bench, cable: Cable) -> list[int]:
+def _ports_of(bench: Bench, cable: Fibres) -> list[int]:
     """Ports that the cable takes, as far as the file tells."""
     if cable.switch not in bench.switches:
         return []

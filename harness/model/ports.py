@@ -15,6 +15,7 @@ PORT_MAX = 65_535
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _NEAR = re.compile(r"([^:@/\s]+):u(\d{1,9})", re.ASCII)
 _FAR = re.compile(r"([^:@/\s]+):(\d{1,9})(?:/(\d{1,9}))?", re.ASCII)
+_FAR_AS_TEXT = 'a switch and its ingress port, such as "agg0:1", or both ports, such as "agg0:1/17"'
 _CIRCUIT = re.compile(
     r"([^-@:/\s]+)(?::(u\d{1,9}))?-([^-@:/\s]+)(?::(u\d{1,9}))?@([^@:/\s]+)", re.ASCII
 )
@@ -58,20 +59,54 @@ def parse_cable(near: str, far: str) -> Cable:
     """Parse one row of `cables`: ``"tor0:u1"`` and ``"agg0:1"`` or ``"agg0:1/20"``."""
     ours = _NEAR.fullmatch(near)
     if not ours or not int(ours[2]):
-        raise ValueError('the left side is a ToR and its uplink, such as "tor0:u1"')
-    theirs = _FAR.fullmatch(far)
-    if not theirs or not int(theirs[2]) or (theirs[3] and not int(theirs[3])):
         raise ValueError(
-            'the right side is a switch and its ingress port, such as "agg0:1", or both ports, '
-            'such as "agg0:1/17"'
+            'the left side is a ToR and its uplink, such as "tor0:u1", or a switch and its port, '
+            'such as "agg0:5"'
         )
+    theirs = _fibres(far)
+    if theirs is None:
+        raise ValueError(f"the right side is {_FAR_AS_TEXT}")
     return Cable(
         tor=ours[1],
         uplink=f"u{int(ours[2])}",
-        switch=theirs[1],
-        ingress=int(theirs[2]),
-        egress=int(theirs[3]) if theirs[3] else None,
+        switch=theirs.switch,
+        ingress=theirs.ingress,
+        egress=theirs.egress,
     )
+
+
+@dataclass(frozen=True)
+class Fibres:
+    """A fibre pair of a switch: the port that light enters, and the one that it leaves.
+
+    `egress` is None where the file leaves it to the unit: the port of the same ordinal.
+    """
+
+    switch: str
+    ingress: int
+    egress: int | None
+
+
+def is_trunk(near: str) -> bool:
+    """Return whether the left side of a row of `cables` is a switch: two switches are joined."""
+    return _FAR.fullmatch(near) is not None
+
+
+def parse_trunk(near: str, far: str) -> tuple[Fibres, Fibres]:
+    """Parse a row of `cables` that joins two switches: ``"agg0:5"`` and ``"core0:1"``."""
+    ours, theirs = _fibres(near), _fibres(far)
+    if ours is None or theirs is None:
+        raise ValueError(f"both sides of a trunk are {_FAR_AS_TEXT}")
+    if ours.switch == theirs.switch:
+        raise ValueError(f"a trunk joins two switches, not {ours.switch} to itself")
+    return ours, theirs
+
+
+def _fibres(text: str) -> Fibres | None:
+    found = _FAR.fullmatch(text)
+    if not found or not int(found[2]) or (found[3] and not int(found[3])):
+        return None
+    return Fibres(found[1], int(found[2]), int(found[3]) if found[3] else None)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ path, and the change says which circuits and why; it raises nothing a run could 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from drivers.errors import DriverError
 from harness.bench.base import Switched
 from harness.clock import NS_PER_S
 from harness.fabric.circuits import Plan
-from harness.fabric.topology import Link
+from harness.fabric.links import Link
 from harness.run.hearing import HEAR_NS, Verdict, hear
 from harness.run.session import ELECTRICAL, Session
 
@@ -112,7 +112,7 @@ async def _switch(session: Session, change: Change) -> frozenset[Link]:
         }
     done = {name: switched for name, task in tasks.items() if (switched := task.result())}
     _stamp_devices(change, [switched for switched in done.values() if switched.applied.delta])
-    return frozenset(link for link in change.wanted if _is_lit(link, done.get(link.switch)))
+    return frozenset(link for link in change.wanted if _is_lit(link, done))
 
 
 async def _switch_one(session: Session, name: str, change: Change) -> Switched | None:
@@ -130,12 +130,14 @@ async def _switch_one(session: Session, name: str, change: Change) -> Switched |
     return switched
 
 
-def _is_lit(link: Link, switched: Switched | None) -> bool:
-    """Tell whether a link may carry traffic, as far as its switch knows."""
-    if switched is None:
+def _is_lit(link: Link, done: Mapping[str, Switched]) -> bool:
+    """Tell whether a link may carry traffic, as far as its switches know."""
+    if not done.keys() >= set(link.switches):
         return False
-    dark = switched.dark.ports if switched.dark else {}
-    return dark.keys().isdisjoint((link.a.egress, link.b.egress))
+    return all(
+        (dark := done[switch].dark) is None or egress not in dark.ports
+        for switch, (_, egress) in link.circuits
+    )
 
 
 def _stamp_devices(change: Change, moved: Sequence[Switched]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.fabric.topology import Link, Uplink
+from harness.fabric.links import Link, Uplink
 from harness.run.session import MESSAGE_NS, Session
 from harness.wire.messages import Beacons, Done, Heard, StartBeacons, StopBeacons
 
@@ -133,8 +133,8 @@ def expected_far_ends(links: Iterable[Link]) -> dict[str, dict[str, str]]:
     """Return, per ToR and device, the far end ("tor:device") that must be heard."""
     expect: dict[str, dict[str, str]] = {}
     for link in links:
-        for near, far in ((link.a, link.b), (link.b, link.a)):
-            expect.setdefault(near.tor, {})[near.device] = str(far)
+        for sender, hearer in link.ways:
+            expect.setdefault(hearer.tor, {})[hearer.device] = str(sender)
     return expect
 
 
@@ -142,7 +142,7 @@ def unheard(links: Iterable[Link], heard: Mapping[str, Beacons]) -> dict[Link, s
     """Return the links through which the wrong end, or nobody, is heard, with the reason."""
     wrong = {}
     for link in links:
-        for near, far in ((link.a, link.b), (link.b, link.a)):
+        for far, near in link.ways:
             last = heard[near.tor].last.get(near.device, "")
             fresh = near.device in heard[near.tor].first_ns
             if last != str(far) or not fresh:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from drivers.base import EMPTY, Delta, Matching
 from drivers.catalog import preview
 from harness.fabric.circuits import Plan, plan_shape
-from harness.fabric.topology import Link, Topology
+from harness.fabric.links import Link
+from harness.fabric.topology import Topology
 from harness.model.bench import Bench
 from harness.model.scenario import Check, Collectives, Generate, Reconfigure, Rl, Scenario, Shift
 from harness.run.generation.asked import GenerationAsked

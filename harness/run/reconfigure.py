@@ -76,7 +76,7 @@ def refusal(session: Session, step: Reconfigure, shape: str) -> str:
     wanted = session.plans[shape].links
     if wanted == session.lit:
         return f"{shape} is up already"
-    moving = {link.switch for link in session.lit ^ wanted}
+    moving = {switch for link in session.lit ^ wanted for switch in link.switches}
     slowest_ns = max((session.bench.switches[name].typical_switch_ns for name in moving), default=0)
     if step.window_ms and slowest_ns > step.window_ms * NS_PER_MS:
         return f"switching takes {slowest_ns / NS_PER_MS:g} ms, the window is {step.window_ms:g} ms"

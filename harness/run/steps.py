@@ -65,7 +65,7 @@ def rounds(
 def _by_circuit(session: Session, switch: str) -> tuple[tuple[int, ...], ...]:
     groups = []
     taken: set[str] = set()
-    for link in sorted(link for link in session.lit if link.switch == switch):
+    for link in sorted(link for link in session.lit if link.switches == (switch,)):
         tors = {link.a.tor, link.b.tor}
         if taken & tors:
             continue
