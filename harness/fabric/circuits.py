@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.errors import UsageError
-from harness.fabric.links import Link, Uplink
+from harness.fabric.links import Link, Trunk, Uplink
 from harness.fabric.topology import Topology
 from harness.model.ports import parse_circuit
 from harness.model.scenario import Shape
@@ -97,30 +97,38 @@ class _Planner:
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._taken: set[Uplink] = set()
+        self._taken: set[Uplink | Trunk] = set()
         self.links: set[Link] = set()
 
     def join(
         self, edge: Edge, switch: str, uplinks: tuple[str | None, str | None] = (None, None)
     ) -> bool:
-        """Join two ToRs on `switch`, by these uplinks where named; False where none is free."""
-        ends = [self._free(*end, switch) for end in zip(edge, uplinks, strict=True)]
-        a, b = ends
+        """Join two ToRs on `switch`, by these uplinks where named; False where none is free.
+
+        On a core switch each end takes a trunk of the aggregation switch that its uplink is on.
+        """
+        a = self._free(edge[0], uplinks[0], switch)
+        b = self._free(edge[1], uplinks[1], switch, a[1:] if a else ())
         if a is None or b is None:
             return False
-        self._taken |= {a, b}
-        self.links.add(Link(min(a, b), max(a, b)))
+        a, b = sorted((a, b))
+        self._taken |= {*a, *b}
+        self.links.add(Link(a[0], b[0], (*a[1:], *b[1:])))
         return True
 
-    def _free(self, tor: str, device: str | None, switch: str) -> Uplink | None:
-        return next(
-            (
-                up
-                for up in self._topology.by_switch[switch]
-                if up.tor == tor and up not in self._taken and device in (None, up.device)
-            ),
-            None,
-        )
+    def _free(
+        self, tor: str, device: str | None, switch: str, taken: Sequence[Uplink | Trunk] = ()
+    ) -> tuple[Uplink, *tuple[Trunk, ...]] | None:
+        """Return a free uplink of `tor` and, on a core switch, the trunk that leads there."""
+        for up in self._topology.uplinks:
+            if up.tor != tor or up in self._taken or device not in (None, up.device):
+                continue
+            if up.switch == switch:
+                return (up,)
+            for trunk in self._topology.trunks_of[switch]:
+                if trunk.aggregation == up.switch and trunk not in {*self._taken, *taken}:
+                    return up, trunk
+        return None
 
 
 def _listed(topology: Topology, name: str, shape: Shape) -> Plan:

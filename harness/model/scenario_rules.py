@@ -20,7 +20,7 @@ from harness.model.generation_rules import (
 )
 from harness.model.metrics import metric_problem, parse_metric
 from harness.model.nccl import NCCL_ALLOWED, refused_names
-from harness.model.ports import parse_cable, parse_circuit
+from harness.model.ports import is_trunk, parse_cable, parse_circuit
 from harness.model.rl_rules import rl_on, rl_problems, training_problems
 from harness.model.scenario import (
     Check,
@@ -253,8 +253,9 @@ def _circuits_on(bench: Bench, shape: Shape, where: str) -> Iterator[str]:
     """Check listed circuits against the bench: names, and one free uplink for each end."""
     free: dict[tuple[str, str], list[str]] = {}
     for near, far in bench.cables.items():
-        cable = parse_cable(near, far)
-        free.setdefault((cable.tor, cable.switch), []).append(cable.uplink)
+        if not is_trunk(near):
+            cable = parse_cable(near, far)
+            free.setdefault((cable.tor, cable.switch), []).append(cable.uplink)
     for i, text in enumerate(shape.circuits):
         here = f"{where}.circuits[{i}]"
         circuit = parse_circuit(text)
@@ -266,6 +267,8 @@ def _circuits_on(bench: Bench, shape: Shape, where: str) -> Iterator[str]:
             near_by = did_you_mean(switch, bench.switches)
             yield f"{here}: bench {bench.name!r} has no switch {switch!r}{near_by}"
             continue
+        if bench.switches[switch].tier == "core":
+            continue  # whether trunks are left is told where it is planned
         for tor, uplink in zip(circuit.tors, circuit.uplinks, strict=True):
             left = free.get((tor, switch), [])
             if tor in missing:
