@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from agents.beacons import Ledger, Stamper, parse
 from agents.labour import Handler, Notify
@@ -30,11 +31,13 @@ from harness.clock import NS_PER_S, NS_PER_US
 from harness.processes import ask_for_real_time
 from harness.wire.messages import (
     Beacons,
+    Counters,
     Done,
     Failure,
     Heard,
     Message,
     Note,
+    ReadCounters,
     StartBeacons,
     StopBeacons,
 )
@@ -51,6 +54,7 @@ _PRIORITY = 6  # before bulk traffic where the device's queue knows priorities; 
 _TIMESPEC = struct.Struct("@qq")
 _ROOM = socket.CMSG_SPACE(_TIMESPEC.size) + socket.CMSG_SPACE(4)
 _LIMIT_S = 5.0
+_NET_DEV = Path("/proc/thread-self/net/dev")
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,12 @@ class Probe:
 
     def commands(self) -> dict[type[Message], Handler]:
         """Return who answers what."""
-        return {StartBeacons: self._start, Heard: self._heard, StopBeacons: self._stop}
+        return {
+            StartBeacons: self._start,
+            Heard: self._heard,
+            StopBeacons: self._stop,
+            ReadCounters: self._count,
+        }
 
     async def close(self) -> None:
         """Stop sending and listening."""
@@ -113,6 +122,10 @@ class Probe:
         if listening is not self._listening:
             return Failure(error="NoBeacons", text="the beacons were stopped meanwhile")
         return listening.report(asked.since_ns)
+
+    async def _count(self, _asked: ReadCounters, _deadline_ns: int) -> Message:
+        received, sent = counters(_NET_DEV.read_text(encoding="ascii"))  # noqa: ASYNC240 - memory
+        return Counters(sent_bytes=sent, received_bytes=received, t_ns=time.monotonic_ns())
 
     async def _stop(self, _asked: StopBeacons, _deadline_ns: int) -> Message:
         if self._listening is None:
@@ -277,6 +290,16 @@ class _Listening:
 def _let_go(heard: asyncio.Future[None]) -> None:
     if not heard.done():
         heard.set_result(None)
+
+
+def counters(text: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Read ``/proc/net/dev``: bytes received and sent, by device (two lines of heading)."""
+    rows = (line.rpartition(":") for line in text.splitlines()[2:])
+    fields = {name.strip(): values.split() for name, _, values in rows}
+    return (
+        {name: int(values[0]) for name, values in fields.items()},
+        {name: int(values[8]) for name, values in fields.items()},
+    )
 
 
 def open_socket(device: str) -> socket.socket:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from harness.model.bench import Bench
 from harness.model.degrees import Degrees, parse_degrees
+from harness.model.fabric_rules import fabrics_on, fabrics_problems
 from harness.model.generation_rules import (
     COUNT_MAX,
     CPU_FREES_NOTHING,
@@ -99,6 +100,7 @@ def rl_problems(scenario: Scenario, where: str, step: Rl) -> Iterator[str]:
     """Yield all problems of one ``rl`` step at `where`."""
     yield from _numbers(where, step)
     yield from _policies(where, step)
+    yield from fabrics_problems(where, step)
     for table in ("generation", "training"):
         if getattr(scenario, table) is None:
             yield f"{where}.do: rl needs a table [{table}]"
@@ -176,6 +178,7 @@ def rl_on(scenario: Scenario, bench: Bench, files: GenerationFiles | None = None
         if files is not None:
             yield from _requests(where, step, training, files.replay)
         yield from _layouts(where, step, generation, bench, files)
+        yield from fabrics_on(where, step, bench)
 
 
 def _nodes(training: Training, generation: Generation, bench: Bench) -> Iterator[str]:

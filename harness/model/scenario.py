@@ -167,6 +167,27 @@ class Training(Strict, frozen=True, kw_only=True):
     task: Literal["class_of_prompt"] = "class_of_prompt"
 
 
+class Fabric(Strict, frozen=True, kw_only=True):
+    """How circuits follow the work, where an rl step says ``fabrics``.
+
+    Before each phase the controller is told who will send what to whom, and how long the uplinks
+    will be idle before. `rule`: change circuits only where the change fits in the idle window
+    (``window``, as published), or also where what it delays is less than what it saves (``gain``).
+    """
+
+    rule: Literal["window", "gain"] = "gain"
+    gain_min_pct: float = 5.0
+    """Of the time that the traffic would take: what a change must save at least."""
+    rest_ms: float = 100.0
+    """After a change, another one within this time must save twice as much."""
+    settle_ms: float = 10.0
+    """From steering away to going dark: what an uplink still holds gets out meanwhile."""
+    layerwise: bool = True
+    """Whether circuits may also change between the communications of one training step."""
+    static: str = ""
+    """The shape of the arm ``static``; "": planned once, for all traffic of a step together."""
+
+
 class Rl(Strict, frozen=True, kw_only=True, tag_field="do", tag="rl"):
     """Train for `steps` steps on what is generated meanwhile: once under each of `policies`.
 
@@ -185,6 +206,10 @@ class Rl(Strict, frozen=True, kw_only=True, tag_field="do", tag="rl"):
     """``orchestrl``, ``proactive``, ``reactive``, ``oracle``, ``best_static``, or a layout:
     ``static:8xTP1``, ``static:4xTP1+1xTP4``; static policies assign requests when a batch begins,
     with ``/least_loaded`` behind them as instances have room."""
+    fabrics: tuple[Literal["electrical", "static", "rfabric", "ideal"], ...] = ()
+    """Each policy runs once over each: no circuit; circuits that stay; circuits that follow the
+    work (``[fabric]``); or an electrical path without oversubscription, which only an emulated
+    bench has. Its results are called ``orchestrl@rfabric``. Without, circuits stay as they are."""
     staleness_max: int = 1
     batches: Literal["overlap", "one_at_a_time"] = "overlap"
     """`one_at_a_time`: a batch begins only when the one before has ended, which is how one-step
@@ -238,6 +263,7 @@ class Scenario(Strict, frozen=True, kw_only=True):
     repeats: int = 1
     timeout_s: float = 600.0
     shapes: dict[str, Shape] = {}
+    fabric: Fabric = Fabric()
     generation: Generation | None = None
     training: Training | None = None
     steps: tuple[Collectives | Shift | Reconfigure | Generate | Rl, ...]

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from harness.model.bench import Bench
 from harness.model.busbw import smallest_bytes
+from harness.model.fabric_rules import arms_of, fabric_problems
 from harness.model.generation_rules import (
     COUNT_MAX,
     GenerationFiles,
@@ -58,6 +59,7 @@ def scenario_problems(scenario: Scenario) -> Iterator[str]:
         yield from generation_problems(scenario.generation)
     if scenario.training is not None:
         yield from training_problems(scenario.training, scenario.generation)
+    yield from fabric_problems(scenario)
     if not scenario.steps:
         yield "steps: empty; a scenario has at least one step"
     for i, step in enumerate(scenario.steps):
@@ -216,9 +218,7 @@ def _check(scenario: Scenario, where: str, check: Check) -> Iterator[str]:
 
 def _labels(scenario: Scenario, labels: Mapping[str, str]) -> Iterator[str]:
     """Check what a metric's labels name: paths are shapes, policies those that run."""
-    policies = [
-        policy for step in scenario.steps if isinstance(step, Rl) for policy in step.policies
-    ]
+    policies = [arm for step in scenario.steps if isinstance(step, Rl) for arm in arms_of(step)]
     for key, names in (
         ("path", [ELECTRICAL, *scenario.shapes]),
         ("policy", policies),

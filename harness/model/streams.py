@@ -8,6 +8,7 @@ coordinator's monotonic clock.
 from __future__ import annotations
 
 from harness.model.documents import Field
+from harness.model.fabric_streams import FABRIC_STREAMS
 from harness.model.fields import (
     bytes_of,
     ms_of,
@@ -252,4 +253,5 @@ STREAMS: dict[str, dict[str, Field]] = {
         "text": text_of("coordinator"),
     },
     **RL_STREAMS,
+    **FABRIC_STREAMS,
 }

@@ -306,6 +306,18 @@ class Beacons(Message, frozen=True, kw_only=True, tag="beacons"):
     received: dict[str, int]
 
 
+class ReadCounters(Message, frozen=True, kw_only=True, tag="read_counters"):
+    """How much has crossed this node's network devices? Answer: `Counters`."""
+
+
+class Counters(Message, frozen=True, kw_only=True, tag="counters"):
+    """Bytes of frames by device since it exists, as the kernel counts them."""
+
+    sent_bytes: dict[str, int]
+    received_bytes: dict[str, int]
+    t_ns: int
+
+
 class StopBeacons(Message, frozen=True, kw_only=True, tag="stop_beacons"):
     """Stop sending and listening. Answer: `Beacons` since the start."""
 
@@ -316,5 +328,5 @@ Body = (
     | RunCollective | Samples
     | StartTraffic | Hold | Held | StopAt | Quiesced | Resume | Resumed
     | TrafficSoFar | TrafficTimes | EndTraffic
-    | StartBeacons | Heard | Beacons | StopBeacons
+    | StartBeacons | Heard | Beacons | StopBeacons | ReadCounters | Counters
 )  # fmt: skip

@@ -1,0 +1,60 @@
+"""What must hold for circuits that follow the work: in the scenario, and on a bench. Pure.
+
+Each rule yields problems as ``key.path: what is wrong and what would be right``. No rule raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.model.bench import Bench
+from harness.model.generation_rules import each_once
+from harness.model.scenario import Fabric, Rl, Scenario
+from harness.model.schema import did_you_mean
+
+CIRCUITS = ("static", "rfabric")
+"""Fabrics that need an optical switch."""
+
+
+def arms_of(step: Rl) -> tuple[str, ...]:
+    """Return what a step's runs are called: each policy over each fabric, ``orchestrl@rfabric``."""
+    if not step.fabrics:
+        return step.policies
+    return tuple(f"{policy}@{fabric}" for policy in step.policies for fabric in step.fabrics)
+
+
+def fabric_problems(scenario: Scenario) -> Iterator[str]:
+    """Yield all problems of the table ``[fabric]``."""
+    fabric: Fabric = scenario.fabric
+    if not 0 <= fabric.gain_min_pct < 100:
+        yield "fabric.gain_min_pct: expected 0 or more, and less than 100"
+    for key in ("rest_ms", "settle_ms"):
+        if not getattr(fabric, key) >= 0:
+            yield f"fabric.{key}: expected 0 or more"
+    if fabric.static and fabric.static not in scenario.shapes:
+        near_by = did_you_mean(fabric.static, scenario.shapes)
+        yield f"fabric.static: no shape {fabric.static!r}{near_by}"
+    if fabric != Fabric() and not any(isinstance(s, Rl) and s.fabrics for s in scenario.steps):
+        yield (
+            'fabric: no step makes use of it; give an rl step fabrics = ["electrical", "rfabric"]'
+        )
+
+
+def fabrics_problems(where: str, step: Rl) -> Iterator[str]:
+    """Yield the problems of one step's ``fabrics``."""
+    yield from each_once(f"{where}.fabrics", step.fabrics)
+
+
+def fabrics_on(where: str, step: Rl, bench: Bench) -> Iterator[str]:
+    """Yield why a bench cannot give a step its fabrics."""
+    needing = [fabric for fabric in step.fabrics if fabric in CIRCUITS]
+    if needing and not bench.cables:
+        yield (
+            f"{where}.fabrics: {needing[0]!r} needs optical switches, and bench {bench.name!r} has "
+            'none that is cabled; keep "electrical" and "ideal"'
+        )
+    if "ideal" in step.fabrics and bench.world == "live":
+        yield (
+            f'{where}.fabrics: "ideal" is a network that only an emulated bench can become; '
+            "leave it out"
+        )
