@@ -44,6 +44,8 @@ _SYSCTLS = {
     # A packet may come by a circuit whose answer goes by the electrical path.
     "net.ipv4.conf.all.rp_filter": "0",
     "net.ipv4.conf.default.rp_filter": "0",
+    # Flows, not only pairs of nodes, are spread over parallel circuits.
+    "net.ipv4.fib_multipath_hash_policy": "1",
     "net.ipv4.conf.all.send_redirects": "0",
     "net.ipv4.conf.default.send_redirects": "0",
     # The one algorithm that every kernel has and every namespace may choose.

@@ -1,7 +1,8 @@
 """What an emulated network consists of: namespaces, wires, addresses, routes and rates. Pure.
 
     node eth0 -- h1 ToR u1 -- p1 glass        glass: one namespace per switch, no addresses; light
-                    ToR e0 -- t1 eps          joins two of its ports. eps: the electrical path
+                           glass p3 -- p1 glass   joins two of its ports. A trunk joins two glasses
+                    ToR e0 -- t1 eps          eps: the electrical path
     node ctl0 -- c1 control -- starting namespace
 
 Rates sit where a real port has its queue: at both ends of a host's link and of the electrical path,
@@ -21,11 +22,13 @@ from drivers.emulators import config
 from drivers.interfaces import End, TokenBucket
 from drivers.tor.netlink import ELECTRICAL_METRIC, ELECTRICAL_PROTOCOL
 from harness.errors import UsageError
-from harness.fabric.links import Uplink
+from harness.fabric.links import Trunk, Uplink
 from harness.fabric.topology import Topology, TorPlace
 from harness.model.bench import Links
 
 LightKind = Literal["none", "ebpf", "mirred"]
+FibrePair = tuple[int, int]
+"""Ingress and egress port."""
 
 CONTROL = IPv4Address("198.18.0.0")
 CONTROL_NETWORKS = 128
@@ -149,6 +152,15 @@ def wire(
     )
 
 
+def electrical_buckets(topology: Topology, links: Links) -> dict[str, TokenBucket]:
+    """Return the queue at both ends of each ToR's electrical path, by ToR."""
+    each = links.link_mbit_per_s / links.oversubscription
+    return {
+        tor: _bucket(max(1, len(topology.nodes_of(tor))) * each, ELECTRICAL_QUEUE_MS)
+        for tor in topology.tors
+    }
+
+
 def room_name(prefix: str, name: str) -> str:
     """Return the name of the namespace of `name`."""
     return f"{prefix}-{name}"
@@ -162,15 +174,8 @@ class _Plan:
         self._prefix = prefix
         self._host = _bucket(links.link_mbit_per_s, HOST_QUEUE_MS)
         self._uplink = _bucket(links.link_mbit_per_s, UPLINK_QUEUE_MS)
-        self._electrical = {
-            tor: _bucket(
-                max(1, len(topology.nodes_of(tor)))
-                * links.link_mbit_per_s
-                / links.oversubscription,
-                ELECTRICAL_QUEUE_MS,
-            )
-            for tor in topology.tors
-        }
+        self._electrical = electrical_buckets(topology, links)
+        self._reached = {name: _reached(topology, name) for name in topology.switches}
 
     def room(self, name: str) -> str:
         return room_name(self._prefix, name)
@@ -213,8 +218,7 @@ class _Plan:
         return Room(self.room(tor.name), ports, paths, forwards=True)
 
     def glass_room(self, switch: str) -> Room:
-        ports = tuple(Port(_glass_port(up)) for up in self.topology.by_switch[switch])
-        return Room(self.room(switch), ports)
+        return Room(self.room(switch), tuple(Port(_glass(pair)) for pair in self._pairs_of(switch)))
 
     def eps_room(self) -> Room:
         tors = list(enumerate(self.topology.tors.values(), 1))
@@ -242,9 +246,13 @@ class _Plan:
         for up in self.topology.uplinks:
             yield Wire(
                 End(up.device, self.room(up.tor), mac_of(up.address)),
-                End(_glass_port(up), self.room(up.switch)),
+                End(_glass((up.ingress, up.egress)), self.room(up.switch)),
                 DATA_MTU,
             )
+        for trunk in self.topology.trunks:
+            ends = (trunk.aggregation, trunk.core)
+            a, b = (End(_glass(_pair_of(trunk, name)), self.room(name)) for name in ends)
+            yield Wire(a, b, DATA_MTU)
 
     def control_wires(self, agents: tuple[str, ...]) -> Iterator[Wire]:
         control = self.room("control")
@@ -253,26 +261,51 @@ class _Plan:
             yield Wire(End("ctl0", self.room(name)), End(f"c{i}", control), CONTROL_MTU)
 
     def light(self, switch: str, kind: LightKind) -> config.Light:
-        uplinks = self.topology.by_switch[switch]
+        pairs = self._pairs_of(switch)
         return config.Light(
             kind=kind,
             netns=self.room(switch),
-            tx={up.ingress: _glass_port(up) for up in uplinks},
-            rx={up.egress: _glass_port(up) for up in uplinks},
+            tx={pair[0]: _glass(pair) for pair in pairs},
+            rx={pair[1]: _glass(pair) for pair in pairs},
         )
 
+    def _pairs_of(self, switch: str) -> list[FibrePair]:
+        """Return the fibre pairs of a switch that something is plugged into."""
+        uplinks = self.topology.by_switch[switch]
+        trunks = self.topology.trunks_of[switch]
+        return [(up.ingress, up.egress) for up in uplinks] + [_pair_of(t, switch) for t in trunks]
+
     def _uplink_port(self, up: Uplink) -> Port:
-        """Return an uplink that knows all others of its switch: a circuit may join any two."""
+        """Return an uplink that knows every other that a circuit may join it to."""
         others = tuple(
             Neighbour(other.address, mac_of(other.address))
-            for other in self.topology.by_switch[up.switch]
+            for switch in self._reached[up.switch]
+            for other in self.topology.by_switch[switch]
             if other != up
         )
         return Port(up.device, f"{up.address}/32", self._uplink, others)
 
 
-def _glass_port(up: Uplink) -> str:
-    return f"p{up.ingress}"
+def _pair_of(trunk: Trunk, switch: str) -> FibrePair:
+    """Return the fibre pair of one of its two switches that a trunk takes."""
+    if switch == trunk.aggregation:
+        return trunk.from_core, trunk.to_core
+    return trunk.ingress, trunk.egress
+
+
+def _glass(pair: FibrePair) -> str:
+    """Return the interface that stands for a fibre pair."""
+    return f"p{pair[0]}"
+
+
+def _reached(topology: Topology, switch: str) -> list[str]:
+    """Return the switches that light of `switch` can get to through trunks, itself among them."""
+    reached, fresh = [], {switch}
+    while fresh:
+        reached += sorted(fresh)
+        ends = (t for name in fresh for t in topology.trunks_of[name])
+        fresh = {end for trunk in ends for end in (trunk.aggregation, trunk.core)} - {*reached}
+    return reached
 
 
 def _control_ports(agents: int) -> tuple[Port, ...]:

@@ -28,6 +28,24 @@ def bench(tors: int = TORS, hosts: int = 2, node: str = "node") -> Bench:
     )
 
 
+def two_tiers() -> Bench:
+    """Two pods with an aggregation switch and two ToRs each; a core between; one pod on its own."""
+    names = ("agg0", "agg1", "core", "alone")
+    switches = {name: Switch(driver="polatis-scpi", url="tcp://", ports="1-32") for name in names}
+    switches["core"] = Switch(driver="polatis-tl1", url="tcp://", ports="1-32", tier="core")
+    cables = {f"tor{i}:u1": f"agg{i // 2}:{i + 1}" for i in range(TORS)}
+    cables |= {f"tor{i}:u2": f"alone:{i + 1}" for i in range(TORS)}
+    trunks = {"agg0:8": "core:1", "core:2/31": "agg1:9/20"}
+    return Bench(
+        name="wired",
+        world="emulated",
+        nodes={f"node{i}": Node(tor=f"tor{i}") for i in range(TORS)},
+        tors={f"tor{i}": Tor(uplinks=2, driver="netlink") for i in range(TORS)},
+        switches=switches,
+        cables=cables | trunks,
+    )
+
+
 def wired(found: Bench | None = None, links: Links | None = None) -> Wiring:
     topology = topology_of(found or bench())
     return wire(topology, links or Links(), prefix="h0", network=7, light="ebpf")
@@ -37,8 +55,9 @@ def room(wiring: Wiring, name: str) -> Room:
     return next(room for room in wiring.rooms if room.netns == f"h0-{name}")
 
 
-def test_every_end_of_a_wire_lies_in_a_room_that_sets_it_up() -> None:
-    wiring = wired()
+@pytest.mark.parametrize("found", [bench(), two_tiers()], ids=["one tier", "two tiers"])
+def test_every_end_of_a_wire_lies_in_a_room_that_sets_it_up(found: Bench) -> None:
+    wiring = wired(found)
     ends = Counter((end.netns, end.name) for w in wiring.wires for end in (w.a, w.b))
     ports = Counter((room.netns, port.name) for room in wiring.rooms for port in room.ports)
     assert set(ends.values()) == {1}
@@ -61,6 +80,33 @@ def test_an_uplink_knows_every_uplink_that_a_circuit_could_join_it_to() -> None:
     known = {neighbour.address for neighbour in port.neighbours}
     on_agg1 = {up.address for up in topology_of(bench()).by_switch["agg1"]}
     assert known == on_agg1 - {port.address.removesuffix("/32")}
+
+
+def test_an_uplink_knows_those_that_trunks_lead_to_and_no_others() -> None:
+    uplinks = topology_of(two_tiers()).uplinks
+    for name, joined in (("u1", {"agg0", "agg1"}), ("u2", {"alone"})):
+        port = next(p for p in room(wired(two_tiers()), "tor0").ports if p.name == name)
+        known = {neighbour.address for neighbour in port.neighbours}
+        others = {up.address for up in uplinks if up.switch in joined}
+        assert known == others - {port.address.removesuffix("/32")}
+
+
+def test_a_trunk_is_a_wire_between_two_glasses_whose_ports_both_switches_know() -> None:
+    wiring = wired(two_tiers())
+    trunks = {
+        frozenset({(w.a.netns, w.a.name), (w.b.netns, w.b.name)})
+        for w in wiring.wires
+        if {w.a.netns, w.b.netns} <= {"h0-agg0", "h0-agg1", "h0-core"}
+    }
+    assert trunks == {
+        frozenset({("h0-agg0", "p8"), ("h0-core", "p1")}),
+        frozenset({("h0-agg1", "p9"), ("h0-core", "p2")}),
+    }
+    agg0, agg1, core = (wiring.lights[name] for name in ("agg0", "agg1", "core"))
+    assert (agg0.tx[8], agg0.rx[8 + 16]) == ("p8", "p8")
+    assert (agg1.tx[9], agg1.rx[20]) == ("p9", "p9")
+    assert core.tx == {1: "p1", 2: "p2"}
+    assert core.rx == {1 + 16: "p1", 31: "p2"}
 
 
 def test_the_electrical_path_carries_all_hosts_of_a_tor_divided_by_the_oversubscription() -> None:
