@@ -31,7 +31,13 @@ class Change:
     device_ns: int = 0
     link_ns: int = 0
     failures: dict[str, str] = field(default_factory=dict)
-    """By switch or ToR: what went wrong, with the circuits that differ."""
+    """By switch or link: what went wrong, with the circuits that differ."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """Switches that did not do as they were told, and why."""
+    dark: dict[str, frozenset[int]] = field(default_factory=dict)
+    """By switch, egress ports without light."""
+    unlit: dict[Link, str] = field(default_factory=dict)
+    """Links that did not come up though their switches did as they were told, and why."""
 
     @property
     def kept(self) -> frozenset[Link]:
@@ -112,7 +118,10 @@ async def _switch(session: Session, change: Change) -> frozenset[Link]:
         }
     done = {name: switched for name, task in tasks.items() if (switched := task.result())}
     _stamp_devices(change, [switched for switched in done.values() if switched.applied.delta])
-    return frozenset(link for link in change.wanted if _is_lit(link, done))
+    lit = frozenset(link for link in change.wanted if _is_lit(link, done))
+    obeyed = (link for link in change.wanted - lit if done.keys() >= set(link.switches))
+    change.unlit |= {link: f"{link}: no light" for link in obeyed}
+    return lit
 
 
 async def _switch_one(session: Session, name: str, change: Change) -> Switched | None:
@@ -122,11 +131,13 @@ async def _switch_one(session: Session, name: str, change: Change) -> Switched |
     try:
         switched = await session.bench.switches[name].switch(wanted)
     except DriverError as fault:
-        change.failures[name] = f"{name}: {str(fault).removeprefix(f'{name}: ')}"
+        change.lost[name] = f"{name}: {str(fault).removeprefix(f'{name}: ')}"
+        change.failures[name] = change.lost[name]
         change.device_ns = max(change.device_ns, session.bench.clock.now_ns() - began_ns)
         return None
     if switched.dark:
         change.failures[name] = f"{name}: {switched.dark}"
+        change.dark[name] = frozenset(switched.dark.ports)
     return switched
 
 
@@ -172,5 +183,6 @@ async def _verify(
         change.stamps["path_verified"] = max(*verdict.heard_ns, started_ns)
         change.link_ns = max(0, max(verdict.heard_ns) - started_ns)
     for link, reason in verdict.wrong.items():
-        change.failures[str(link)] = f"{link}: {reason}; it stays electrical"
+        change.unlit[link] = f"{link}: {reason}"
+        change.failures[str(link)] = f"{change.unlit[link]}; it stays electrical"
     return healthy - frozenset(verdict.wrong)
