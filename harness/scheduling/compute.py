@@ -6,9 +6,9 @@ from a latency profile, tabulated once: by batch, and linear in the tokens of KV
 
 An instance is followed in *steps*: all that run advance by a token in each, so who runs when
 depends on lengths and limits alone, and time is the sum of what the steps take. Approximations:
-prompts are computed in full steps, during which nobody decodes; where KV does not hold all at
-once, as many sit as fit on average over their stay (an engine seats more at first, and preempts);
-a trajectory of several turns decodes as if it were one, and keeps its seat between them.
+prompts are computed in full steps, during which nobody decodes; a trajectory of several turns
+decodes as if it were one, and keeps its seat between them. Where KV does not hold all at once, they
+are followed one by one (`harness.scheduling.crowded`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from harness.errors import UsageError
 from harness.model.layout import Layout, infeasible, kv_capacity_tokens
 from harness.model.profile import Profile, costs_of, gpu_of
 from harness.model.steptime import StepCosts, step_ns
+from harness.scheduling.crowded import crowded
 from harness.scheduling.view import Floats
 
 CONTEXTS_TOKENS = (64, 512, 2048, 8192, 16384)
@@ -195,33 +196,28 @@ class Compute:
         if not count:
             nothing = np.zeros(0)
             return Drain(nothing, nothing, nothing, nothing)
-        seats = seats_of(costs, self.sequences_max, remaining, context)
-        if not seats:
-            ends = np.asarray(remaining, np.float64)
-            return Drain(np.zeros(count), ends, np.array([0.0, ends.max()]), np.array([0, np.inf]))
-        starts = _seated(np.asarray(remaining, np.float64), seats)
-        held = np.asarray(context, np.float64)
+        lengths, held = np.asarray(remaining, np.float64), np.asarray(context, np.float64)
+        if float((held + lengths).max()) > costs.kv_capacity_tokens:
+            never = np.array([0.0, lengths.max()]), np.array([0, np.inf])
+            return Drain(np.zeros(count), lengths, *never)
         first_s = np.broadcast_to(costs.prefill_s(np.asarray(prefill, np.float64)), count)
         later_s = np.broadcast_to(costs.prefill_s(np.asarray(later, np.float64), held), count)
-        return _timed(costs, starts, starts + remaining, held, (first_s, later_s))
+        if not fits_at_once(costs, self.sequences_max, lengths, held):
+            return Drain(*crowded(costs, self.sequences_max, lengths, held, (first_s, later_s)))
+        starts = _seated(lengths, self.sequences_max)
+        return _timed(costs, starts, starts + lengths, held, (first_s, later_s))
 
 
-def seats_of(costs: Costs, sequences_max: int, remaining: Floats, context: Floats) -> int:
-    """Return how many of these requests sit at once; 0 where one does not fit at all.
-
-    All of them if the most that they ever hold together fits. Else as many as fit on average, a
-    request's KV weighed by its stay.
-    """
-    if float((context + remaining).max()) > costs.kv_capacity_tokens:
-        return 0
-    count = min(sequences_max, len(remaining))
+def fits_at_once(costs: Costs, sequences_max: int, remaining: Floats, context: Floats) -> bool:
+    """Whether KV holds these requests together, as many as have seats, whatever their order."""
     order = np.argsort(remaining)
+    if len(order) > sequences_max:
+        return (
+            float(np.sort(context + remaining)[-sequences_max:].sum()) <= costs.kv_capacity_tokens
+        )
     ends = remaining[order]
     held = np.cumsum(context[order][::-1])[::-1] + ends * np.arange(len(ends), 0, -1)
-    if count == len(remaining) and held.max() <= costs.kv_capacity_tokens:
-        return count
-    mean = float(np.sum(remaining * (context + remaining / 2)) / max(1.0, np.sum(remaining)))
-    return max(1, min(count, int(costs.kv_capacity_tokens / max(1.0, mean))))
+    return bool(held.max() <= costs.kv_capacity_tokens)
 
 
 def _seated(remaining: Floats, seats: int) -> Floats:

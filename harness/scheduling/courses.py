@@ -7,17 +7,23 @@ later moment what is left, and what a switch would give then. Seconds, tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from harness.model.layout import Layout, Mix
 from harness.scheduling.compute import Compute, Drain
-from harness.scheduling.mixes import Option, Pool
+from harness.scheduling.dealing import FEW
+from harness.scheduling.mixes import Option, Pool, soonest
 from harness.scheduling.pooled import Open, compute_s, shares, work_s
 from harness.scheduling.view import Floats, Ints, Settings
 
+FOLLOWED_MAX = 1024
+"""Of more requests than that, none is followed to tell what an option takes."""
+TIGHT = 1.2
+"""KV is short where this times what is held at most, together, exceeds all that there is."""
+RETIMED_MAX = 12
 ENDED = (0.1, 0.3, 0.55, 0.75, 0.9, 0.96, 0.985)
 """Shares of the requests after whose end a later switch is looked at."""
 
@@ -166,6 +172,30 @@ def course_of(pool: Pool, option: Option, compute: Compute) -> Course:
         one = _follow(work, rows, kind.layout, compute)
         followed.append(one._replace(instances=count, after_s=option.cost_s))
     return Course(option.total_s, tuple(followed), option.mix)
+
+
+def retimed(pool: Pool, found: Sequence[Option], compute: Compute) -> list[Option]:
+    """Follow the options in which KV or seats may be short: shares are too rough for those.
+
+    Only where requests are few enough to be followed one by one, the soonest options first.
+    """
+    work = pool.work
+    if not FEW < len(work) <= FOLLOWED_MAX or (work.count > 1).any():
+        return list(found)
+    lengths, together = np.unique(work.remaining, return_inverse=True)
+    contexts = np.bincount(together, work.context)
+    above = np.cumsum(np.bincount(together)[::-1])[::-1]
+    most = float((np.cumsum(contexts[::-1])[::-1] + above * lengths).max())
+    exact: list[Option] = []
+    for option in found:
+        held = sum(part.instances * compute.kv_capacity_tokens(part) for part in option.mix)
+        seats = compute.sequences_max * sum(part.instances for part in option.mix)
+        if (most * TIGHT > held or len(work) > seats) and len(exact) < RETIMED_MAX:
+            ends_s = max(one.drain.lasts_s for one in course_of(pool, option, compute).followed)
+            exact.append(replace(option, work_s=ends_s, total_s=ends_s + option.cost_s))
+        else:
+            exact.append(option)
+    return sorted(exact, key=soonest)
 
 
 def _follow(work: Open, rows: Ints, layout: Layout, compute: Compute) -> Followed:

@@ -116,7 +116,7 @@ def options(
         if len(pool.mix) <= 2 + few:
             candidates.append((pool.mix, here))
     found = (_few if few else _many)(pool, compute, candidates, switch_s)
-    return sorted((each for each in found if np.isfinite(each.total_s)), key=_soonest)
+    return sorted((each for each in found if np.isfinite(each.total_s)), key=soonest)
 
 
 def _many(
@@ -218,7 +218,7 @@ class _Table:
         return work, np.where(self._nobody, 0.0, work + moved_s + changed)
 
 
-def _soonest(option: Option) -> tuple[float, bool, int]:
+def soonest(option: Option) -> tuple[float, bool, int]:
     """Of equals what is there goes first, then the mix of fewer kinds."""
     return option.total_s, not option.kept, len(option.mix)
 

@@ -36,6 +36,7 @@ from harness.scheduling.courses import (
     best_later,
     course_of,
     dealt,
+    retimed,
     staying,
 )
 from harness.scheduling.forecast import Forecast
@@ -70,6 +71,7 @@ def plan(
     kinds = layouts or compute.layouts(max(view.gpus_of.values(), default=0))
     kinds = tuple(dict.fromkeys(map(one_of, kinds)))
     found = options(pool, compute, kinds, view.gpus_of, settings.switch_s)
+    found = retimed(pool, found, compute)
     if not found:
         return Plan(None, _nothing_fits(pool, kinds, view), 0.0)
     then = coming(view, forecast, compute, kinds, settings) if len(view.requests) else NOBODY
