@@ -8,7 +8,7 @@ path, and the change says which circuits and why; it raises nothing a run could 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,23 +58,28 @@ async def switch_over(
     *,
     preparing: asyncio.Task[None] | None = None,
     steer_first: bool = True,
+    settle_ns: int = 0,
+    switches: Collection[str] | None = None,
 ) -> Change:
     """Bring `plan` up and account for it; afterwards `session.lit` is what really carries traffic.
 
     `hearing` and `preparing`, the tasks of `listen` and `prepare`, began earlier, so that what they
     do costs no time here. Without `steer_first` traffic stays on the circuits while they move
-    (ride-through).
+    (ride-through). Where traffic goes on, what it left on the way has `settle_ns` to get through.
+    Only `switches` are touched; None is all: others, with the links they carry, are as they were.
     """
     change = Change(before=session.lit, wanted=plan.links)
     if steer_first and session.lit != change.kept:
         await session.steer(change.kept)
         change.stamps["steered_away"] = session.bench.clock.now_ns()
+        await session.bench.clock.sleep_ns(settle_ns)
     reading_ns = 0
     if preparing and not preparing.done():
         asked_ns = session.bench.clock.now_ns()
         await preparing
         reading_ns = session.bench.clock.now_ns() - asked_ns
-    healthy = await _switch(session, change)
+    names = session.bench.topology.switches if switches is None else sorted(switches)
+    healthy = await _switch(session, change, names)
     change.device_ns += reading_ns
     verified = await _verify(session, change, healthy, hearing)
     if session.lit != verified:
@@ -91,14 +96,20 @@ def listen(session: Session, plan: Plan) -> Coroutine[Any, Any, Verdict]:
     return hear(session, plan.links - session.lit, now_ns, wait_ns)
 
 
-async def prepare(session: Session, plan: Plan) -> None:
-    """Have every switch read its map and work out its change, while traffic still flows.
+def moving(session: Session, plan: Plan) -> set[str]:
+    """Return the switches that must do something for `plan`, as far as is known."""
+    return {switch for link in session.lit ^ plan.links for switch in link.switches}
+
+
+async def prepare(session: Session, plan: Plan, switches: Collection[str] | None = None) -> None:
+    """Have switches read their map and work out their change, while traffic still flows.
 
     A fault is not told here: the switch meets it again when it is to change.
     """
-    switches = session.bench.switches.values()
+    names = session.bench.switches if switches is None else switches
+    topology, units = session.bench.topology, session.bench.switches
     await asyncio.gather(
-        *(one.prepare(session.bench.topology.matching(plan.links, one.name)) for one in switches)
+        *(units[name].prepare(topology.matching(plan.links, name)) for name in names)
     )
 
 
@@ -109,16 +120,17 @@ def name_of(shape: str, plan: Plan, lit: frozenset[Link]) -> str:
     return shape if lit == plan.links else f"{shape}-degraded"
 
 
-async def _switch(session: Session, change: Change) -> frozenset[Link]:
-    """Switch every unit's part at once; return the wanted links that are switched and lit."""
+async def _switch(session: Session, change: Change, names: Sequence[str]) -> frozenset[Link]:
+    """Switch each unit's part at once; return the wanted links that are switched and lit."""
     async with asyncio.TaskGroup() as group:
-        tasks = {
-            name: group.create_task(_switch_one(session, name, change))
-            for name in session.bench.topology.switches
-        }
+        tasks = {name: group.create_task(_switch_one(session, name, change)) for name in names}
     done = {name: switched for name, task in tasks.items() if (switched := task.result())}
     _stamp_devices(change, [switched for switched in done.values() if switched.applied.delta])
-    lit = frozenset(link for link in change.wanted if _is_lit(link, done))
+    lit = frozenset(
+        link
+        for link in change.wanted
+        if _is_lit(link, done) or (link in change.before and not {*names} & {*link.switches})
+    )
     obeyed = (link for link in change.wanted - lit if done.keys() >= set(link.switches))
     change.unlit |= {link: f"{link}: no light" for link in obeyed}
     return lit

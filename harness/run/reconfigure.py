@@ -15,7 +15,7 @@ from harness.errors import HarnessError, InfrastructureError, StepFailed
 from harness.model.scenario import Reconfigure
 from harness.model.sizes import parse_size
 from harness.model.streams import STAGES
-from harness.run.change import Change, listen, prepare, switch_over
+from harness.run.change import Change, listen, moving, prepare, switch_over
 from harness.run.hearing import Watch, beacons_off, beacons_on, dark_ns, lost_on
 from harness.run.session import MESSAGE_NS, Session
 from harness.run.stages import Breakdown, Waits, breakdown, in_order
@@ -76,8 +76,8 @@ def refusal(session: Session, step: Reconfigure, shape: str) -> str:
     wanted = session.plans[shape].links
     if wanted == session.lit:
         return f"{shape} is up already"
-    moving = {switch for link in session.lit ^ wanted for switch in link.switches}
-    slowest_ns = max((session.bench.switches[name].typical_switch_ns for name in moving), default=0)
+    names = moving(session, session.plans[shape])
+    slowest_ns = max((session.bench.switches[name].typical_switch_ns for name in names), default=0)
     if step.window_ms and slowest_ns > step.window_ms * NS_PER_MS:
         return f"switching takes {slowest_ns / NS_PER_MS:g} ms, the window is {step.window_ms:g} ms"
     return ""
