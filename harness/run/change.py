@@ -126,12 +126,8 @@ async def _switch(session: Session, change: Change, names: Sequence[str]) -> fro
         tasks = {name: group.create_task(_switch_one(session, name, change)) for name in names}
     done = {name: switched for name, task in tasks.items() if (switched := task.result())}
     _stamp_devices(change, [switched for switched in done.values() if switched.applied.delta])
-    lit = frozenset(
-        link
-        for link in change.wanted
-        if _is_lit(link, done) or (link in change.before and not {*names} & {*link.switches})
-    )
-    obeyed = (link for link in change.wanted - lit if done.keys() >= set(link.switches))
+    lit = frozenset(link for link in change.wanted if _is_lit(link, names, done))
+    obeyed = (link for link in change.wanted - lit if change.lost.keys().isdisjoint(link.switches))
     change.unlit |= {link: f"{link}: no light" for link in obeyed}
     return lit
 
@@ -153,14 +149,15 @@ async def _switch_one(session: Session, name: str, change: Change) -> Switched |
     return switched
 
 
-def _is_lit(link: Link, done: Mapping[str, Switched]) -> bool:
-    """Tell whether a link may carry traffic, as far as its switches know."""
-    if not done.keys() >= set(link.switches):
+def _is_lit(link: Link, names: Sequence[str], done: Mapping[str, Switched]) -> bool:
+    """Tell whether a link may carry traffic, as far as those of its switches know that were asked.
+
+    A link that comes up has only such.
+    """
+    asked = [(switch, egress) for switch, (_, egress) in link.circuits if switch in names]
+    if not done.keys() >= {switch for switch, _ in asked}:
         return False
-    return all(
-        (dark := done[switch].dark) is None or egress not in dark.ports
-        for switch, (_, egress) in link.circuits
-    )
+    return all((dark := done[s].dark) is None or egress not in dark.ports for s, egress in asked)
 
 
 def _stamp_devices(change: Change, moved: Sequence[Switched]) -> None:
