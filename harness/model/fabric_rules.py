@@ -6,6 +6,7 @@ Each rule yields problems as ``key.path: what is wrong and what would be right``
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 from harness.model.bench import Bench
 from harness.model.generation_rules import each_once
@@ -16,11 +17,21 @@ CIRCUITS = ("static", "rfabric")
 """Fabrics that need an optical switch."""
 
 
-def arms_of(step: Rl) -> tuple[str, ...]:
-    """Return what a step's runs are called: each policy over each fabric, ``orchestrl@rfabric``."""
-    if not step.fabrics:
-        return step.policies
-    return tuple(f"{policy}@{fabric}" for policy in step.policies for fabric in step.fabrics)
+class Arm(NamedTuple):
+    """One run of an rl step's loop: a policy, and over which fabric; "" leaves circuits alone."""
+
+    policy: str
+    fabric: Literal["", "electrical", "static", "rfabric", "ideal"] = ""
+
+    def __str__(self) -> str:
+        return f"{self.policy}@{self.fabric}" if self.fabric else self.policy
+
+
+def arms_of(step: Rl) -> tuple[Arm, ...]:
+    """Return a step's arms: each policy over each of its fabrics, in the order they run."""
+    return tuple(
+        Arm(policy, fabric) for policy in step.policies for fabric in step.fabrics or ("",)
+    )
 
 
 def fabric_problems(scenario: Scenario) -> Iterator[str]:

@@ -218,7 +218,8 @@ def _check(scenario: Scenario, where: str, check: Check) -> Iterator[str]:
 
 def _labels(scenario: Scenario, labels: Mapping[str, str]) -> Iterator[str]:
     """Check what a metric's labels name: paths are shapes, policies those that run."""
-    policies = [arm for step in scenario.steps if isinstance(step, Rl) for arm in arms_of(step)]
+    steps = (step for step in scenario.steps if isinstance(step, Rl))
+    policies = [str(arm) for step in steps for arm in arms_of(step)]
     for key, names in (
         ("path", [ELECTRICAL, *scenario.shapes]),
         ("policy", policies),

@@ -16,6 +16,7 @@ import msgspec
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import StepFailed, UsageError
+from harness.model.fabric_rules import Arm, arms_of
 from harness.model.lengths import generate
 from harness.model.replay import Replay, ReplayRequest
 from harness.model.scenario import Rl
@@ -47,20 +48,20 @@ HISTORY = 10
 
 
 async def rl(session: Session, step: Rl, number: int) -> None:
-    """Run the loop once under each policy; each begins with version 0, and forgets the others."""
+    """Run the loop once under each arm; each begins with version 0, and forgets the others."""
     asked = session.generation_asked
     if asked is None or session.training_asked is None:
         raise UsageError("an rl step needs the tables [generation] and [training] in the scenario")
     repeat = number // len(session.scenario.steps)
     replay, seed = _drawn(asked, repeat)
     kept = read_checkpoint(session.resume) if session.resume else None
-    for index, text in enumerate(step.policies):
+    for index, arm in enumerate(arms_of(step)):
         left_at = (kept.checkpoint.step, kept.checkpoint.policy) if kept else (0, 0)
         if (number, index) < left_at:
             continue
         mine = kept if (number, index) == left_at else None
         place = Place(number, index, repeat, seed)
-        await Loop(session, step, place, parse_policy(text), replay).run(mine)
+        await Loop(session, step, place, arm, replay).run(mine)
 
 
 def _drawn(asked: GenerationAsked, repeat: int) -> tuple[Replay, int]:
@@ -74,7 +75,7 @@ def _drawn(asked: GenerationAsked, repeat: int) -> tuple[Replay, int]:
 
 
 class Place(NamedTuple):
-    """Which loop of a run: step of the scenario, policy of the step, repeat, and its requests."""
+    """Which loop of a run: step of the scenario, arm of the step, repeat, and its requests."""
 
     number: int
     policy: int
@@ -83,14 +84,14 @@ class Place(NamedTuple):
 
 
 class Loop:
-    """One policy's run of the loop."""
+    """One arm's run of the loop."""
 
-    def __init__(
-        self, session: Session, step: Rl, place: Place, policy: Policy, replay: Replay
-    ) -> None:
+    def __init__(self, session: Session, step: Rl, place: Place, arm: Arm, replay: Replay) -> None:
         self.session, self.step = session, step
         self.number, self.index, self.repeat, self.workload_seed = place
-        self.policy, self.digest = policy, replay.digest
+        self.name, self.fabric = str(arm), arm.fabric
+        self.policy: Policy = parse_policy(arm.policy)
+        self.digest = replay.digest
         self.clock = session.bench.clock
         self.batches = batches_of(replay, step)
         self.rollouts = Rollouts(
@@ -135,7 +136,7 @@ class Loop:
             self.pilot = pilot_of(self, asked, compute)
             self.trainees = await self._trainees(stack, training)
             self.syncs = Syncs(session, self.fleet, self.trainees, step, self.number)
-            self.syncs.policy = self.policy.name
+            self.syncs.policy = self.name
             self.base = self.syncs.base = self.fleet.version + (
                 self.trainees.real and bool(self.fleet.version)
             )

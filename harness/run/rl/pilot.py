@@ -68,6 +68,8 @@ class Pilot:
     entries: Callable[[], Sequence[Entry]]
     history: Callable[[], Sequence[Finished]]
     pace: Pace
+    name: str = ""
+    """Of the arm, in rows."""
     coming: Callable[[], int] = lambda: 0
     """Requests of the next batch, if one follows."""
     guess_s: float = GUESS_S
@@ -296,7 +298,7 @@ class Pilot:
             "planned",
             {
                 "step": self.number,
-                "policy": self.policy.name,
+                "policy": self.name,
                 "layout": str(view.layout),
                 "best": str(decided.wanted or decided.best or view.layout),
                 "outcome": outcome,
@@ -320,7 +322,7 @@ class Pilot:
             "forecast",
             {
                 "step": self.number,
-                "policy": self.policy.name,
+                "policy": self.name,
                 "batch": self.batch,
                 "at_s": view.now_s,
                 "open": len(entries),

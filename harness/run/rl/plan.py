@@ -57,6 +57,7 @@ def loop_of(step: Rl) -> str:
     prompts = f"{step.prompts_per_step} prompts" if step.prompts_per_step else "all prompts"
     versions = "1 version" if step.staleness_max == 1 else f"{step.staleness_max} versions"
     policies = "1 policy" if len(step.policies) == 1 else f"each of {len(step.policies)} policies"
+    policies += f", over {', '.join(step.fabrics)}" if step.fabrics else ""
     steps = "1 step" if step.steps == 1 else f"{step.steps} steps"
     return f"{steps} of {prompts}, samples up to {versions} old, under {policies}"
 

@@ -107,6 +107,7 @@ def pilot_of(loop: Loop, asked: GenerationAsked, compute: Compute) -> Pilot:
         compute=compute,
         costs=costs,
         cap_tokens=cap_of(asked),
+        name=loop.name,
         coming=lambda: _coming(loop),
         entries=lambda: list(loop.open.values()),
         history=loop.seen_history,

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 
 import msgspec
 
+from harness.model.fabric_rules import arms_of
 from harness.model.scenario import Rl, Scenario
 
 OF_TRAINING = ("mode", "layout", "model")
-OF_STEP = ("policies", "prompts_per_step", "staleness_max")
+OF_STEP = ("policies", "fabrics", "prompts_per_step", "staleness_max")
 
 
 def terms_of(scenario: Scenario, number: int) -> dict[str, str]:
@@ -59,5 +60,5 @@ def _ended(scenario: Scenario, number: int, policy: int, version: int) -> bool:
         return True
     step = steps[number]
     assert isinstance(step, Rl)  # its terms are those of one
-    last = policy == len(step.policies) - 1 and number == len(steps) - 1
+    last = policy == len(arms_of(step)) - 1 and number == len(steps) - 1
     return last and version >= step.steps

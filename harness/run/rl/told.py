@@ -75,7 +75,7 @@ def step_row(
     totals.staleness_max = max(totals.staleness_max, *ages)
     return {
         "step": loop.number,
-        "policy": loop.policy.name,
+        "policy": loop.name,
         "repeat": loop.repeat,
         "index": version,
         "version": version + 1,
@@ -103,7 +103,7 @@ def loop_row(loop: Loop) -> dict[str, object]:
     totals, counts = loop.totals, loop.pilot.counts
     return {
         "step": loop.number,
-        "policy": loop.policy.name,
+        "policy": loop.name,
         "repeat": loop.repeat,
         "workload_seed": loop.workload_seed,
         "steps": totals.steps,
@@ -132,7 +132,7 @@ def pool_row(loop: Loop) -> dict[str, object]:
     blocks = sum(stats.kv_blocks for stats in told)
     return {
         "step": loop.number,
-        "policy": loop.policy.name,
+        "policy": loop.name,
         "layout": str(loop.fleet.layout),
         "batch": loop.rollouts.asked - 1,
         "running": sum(stats.running for stats in told),
