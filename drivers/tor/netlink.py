@@ -4,15 +4,17 @@ Steering routes have metric 10 and protocol 202 (``ip route show proto 202``). T
 below them have metric 100 and another protocol number; they and all foreign routes are never
 touched. A change is one datagram in which new routes replace old ones before dead ones go: at no
 instant is a prefix without a route, so no packet is lost to steering.
+
+The kernel spreads the flows of a route with several hops by a hash of the addresses, or of the
+ports too where the namespace has the sysctl `FLOW_HASH`.
 """
 
 from __future__ import annotations
 
 import errno
-import ipaddress
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from drivers.errors import Misuse, Refused, Unreachable
@@ -27,7 +29,8 @@ from drivers.netlink import (
     attributes,
     interfaces_in,
 )
-from drivers.tor.base import Route
+from drivers.tor.base import Delta, Hop, Route
+from drivers.tor.steering import Steering
 
 T = TypeVar("T")
 
@@ -36,22 +39,27 @@ PROTOCOL = 202
 METRIC = 10
 ELECTRICAL_PROTOCOL = 203
 ELECTRICAL_METRIC = 100
+FLOW_HASH = ("net.ipv4.fib_multipath_hash_policy", "1")
+"""Sysctl of a ToR: connections, and not only pairs of hosts, are spread over parallel hops."""
 
 _RTM_NEWROUTE, _RTM_DELROUTE, _RTM_GETROUTE = 24, 25, 26
-_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY = 1, 4, 5, 6
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_MULTIPATH = 1, 4, 5, 6, 9
 _RT_TABLE_MAIN, _RTN_UNICAST, _RTNH_F_ONLINK = 254, 1, 4
 _RTMSG = struct.Struct("=BBBBBBBBI")
+_RTNEXTHOP = struct.Struct("=HBBi")
 _U32 = struct.Struct("=I")
 
 
-class NetlinkTor:
+class NetlinkTor(Steering):
     """A ToR whose uplinks live in network namespace `netns` here; see `drivers.tor.base`.
 
     Raises `Unreachable` when the namespace is not there.
     """
 
+    remote = False
+
     def __init__(self, name: str, netns: str) -> None:
-        self.name = name
+        super().__init__(name)
         self._netns = netns
         try:
             self._requests = Requests(netns)
@@ -59,67 +67,28 @@ class NetlinkTor:
         except OSError as error:
             raise Unreachable(f"ToR {name}: namespace {netns}: {error.strerror}") from error
         self._name_of = {index: device for device, index in self._index_of.items()}
-        self._seen: frozenset[Route] | None = None
-        """What was read back last."""
-
-    def read(self) -> frozenset[Route]:
-        """Return the steering routes in force."""
-        return self._guard(self._dump)
-
-    def apply(self, wanted: frozenset[Route]) -> None:
-        """Make `wanted` the whole set of steering routes; see `drivers.tor.base.Tor.apply`."""
-        if len({route.prefix for route in wanted}) != len(wanted):
-            raise Misuse(f"ToR {self.name}: two steering routes for one prefix")
-        if self._seen is not None and wanted != self._seen and self._change(self._seen, wanted):
-            return
-        # Nothing is known yet, nothing should be to do, or somebody else changed our routes since.
-        self._seen = self.read()
-        if wanted != self._seen and not self._change(self._seen, wanted):
-            raise Refused("READBACK", f"ToR {self.name}: {_differences(self._seen, wanted)}")
-
-    def _change(self, current: frozenset[Route], wanted: frozenset[Route]) -> bool:
-        """Send the difference and read back; tell whether `wanted` is in force now.
-
-        What was read back last is trusted to be there still, which halves the time of a change;
-        the read-back at its end finds out when that was wrong.
-        """
-        requests = self._difference(current, wanted)
-        self._seen = None
-        try:
-            self._guard(lambda: self._requests.send(requests))
-        except Refused:
-            if self.read() == current:
-                raise
-        self._seen = self.read()
-        return self._seen == wanted
 
     def close(self) -> None:
         """Release the socket; the routes stay."""
         self._requests.close()
 
-    def _dump(self) -> frozenset[Route]:
-        bodies = self._requests.dump(_RTM_GETROUTE, dump_request())
+    def _read(self) -> frozenset[Route]:
+        bodies = self._guard(lambda: self._requests.dump(_RTM_GETROUTE, dump_request()))
         return frozenset(
             route for body in bodies if (route := parse_route(body, self._name_of)) is not None
         )
 
-    def _difference(self, current: frozenset[Route], wanted: frozenset[Route]) -> list[Request]:
-        held = {route.prefix for route in current}
-        kept = {route.prefix for route in wanted}
-        makes = [
-            self._make(route, NLM_F_REPLACE if route.prefix in held else NLM_F_EXCL)
-            for route in sorted(wanted - current)
+    def _send(self, before: frozenset[Route], wanted: frozenset[Route]) -> None:
+        delta = Delta.between(before, wanted)
+        requests = [
+            *(self._new(route, NLM_F_EXCL) for route in delta.make),
+            *(self._new(route, NLM_F_REPLACE) for _, route in delta.move),
+            *(Request(_RTM_DELROUTE, 0, pack_prefix(route.prefix)) for route in delta.drop),
         ]
-        breaks = [
-            Request(_RTM_DELROUTE, 0, pack_route(route, self._index(route.device)))
-            for route in sorted(current)
-            if route.prefix not in kept
-        ]
-        return makes + breaks
+        self._guard(lambda: self._requests.send(requests))
 
-    def _make(self, route: Route, how: int) -> Request:
-        body = pack_route(route, self._index(route.device))
-        return Request(_RTM_NEWROUTE, NLM_F_CREATE | how, body)
+    def _new(self, route: Route, how: int) -> Request:
+        return Request(_RTM_NEWROUTE, NLM_F_CREATE | how, pack_route(route, self._index))
 
     def _index(self, device: str) -> int:
         try:
@@ -138,24 +107,36 @@ class NetlinkTor:
             raise Unreachable(f"ToR {self.name}: namespace {self._netns}: {error}") from error
 
 
-def pack_route(route: Route, index: int) -> bytes:
-    """Pack a steering route through interface `index`; raise `Misuse` on a bad address."""
-    try:
-        network = ipaddress.IPv4Network(route.prefix)
-        via = ipaddress.IPv4Address(route.via)
-    except ValueError as error:
-        raise Misuse(f"{route}: {error}") from error
+def pack_prefix(prefix: str) -> bytes:
+    """Pack what names a steering route: its prefix, our protocol number and our metric."""
+    address, _, length = prefix.partition("/")
     header = _RTMSG.pack(
-        socket.AF_INET, network.prefixlen, 0, 0,
+        socket.AF_INET, int(length), 0, 0,
         _RT_TABLE_MAIN, PROTOCOL, 0, _RTN_UNICAST, _RTNH_F_ONLINK,
     )  # fmt: skip
     return (
         header
-        + attribute(_RTA_DST, network.network_address.packed)
-        + attribute(_RTA_GATEWAY, via.packed)
-        + attribute(_RTA_OIF, _U32.pack(index))
+        + attribute(_RTA_DST, socket.inet_aton(address))
         + attribute(_RTA_PRIORITY, _U32.pack(METRIC))
     )
+
+
+def pack_route(route: Route, index_of: Callable[[str], int]) -> bytes:
+    """Pack a steering route; `index_of` gives the index of an interface by its name."""
+    if len(route.hops) > 1:
+        hops = b"".join(_pack_hop(hop, index_of(hop.device)) for hop in route.hops)
+        return pack_prefix(route.prefix) + attribute(_RTA_MULTIPATH, hops)
+    (hop,) = route.hops
+    return (
+        pack_prefix(route.prefix)
+        + attribute(_RTA_GATEWAY, socket.inet_aton(hop.via))
+        + attribute(_RTA_OIF, _U32.pack(index_of(hop.device)))
+    )
+
+
+def _pack_hop(hop: Hop, index: int) -> bytes:
+    gateway = attribute(_RTA_GATEWAY, socket.inet_aton(hop.via))
+    return _RTNEXTHOP.pack(_RTNEXTHOP.size + len(gateway), _RTNH_F_ONLINK, 0, index) + gateway
 
 
 def dump_request() -> bytes:
@@ -170,18 +151,22 @@ def parse_route(body: bytes, name_of: Mapping[int, str]) -> Route | None:
     """
     _, length, _, _, _, protocol, _, _, _ = _RTMSG.unpack_from(body)
     found = dict(attributes(body[_RTMSG.size :]))
-    if protocol != PROTOCOL or _RTA_GATEWAY not in found:
+    if protocol != PROTOCOL or not {_RTA_GATEWAY, _RTA_MULTIPATH} & found.keys():
         return None
-    index = _U32.unpack(found[_RTA_OIF])[0]
     destination = socket.inet_ntoa(found.get(_RTA_DST, bytes(4)))
-    return Route(
-        prefix=f"{destination}/{length}",
-        via=socket.inet_ntoa(found[_RTA_GATEWAY]),
-        device=name_of.get(index, f"#{index}"),
-    )
+    if _RTA_MULTIPATH in found:
+        ways = list(_parse_hops(found[_RTA_MULTIPATH]))
+    else:
+        ways = [(found[_RTA_GATEWAY], _U32.unpack(found[_RTA_OIF])[0])]
+    hops = (Hop(socket.inet_ntoa(via), name_of.get(index, f"#{index}")) for via, index in ways)
+    return Route(f"{destination}/{length}", tuple(set(hops)))
 
 
-def _differences(found: frozenset[Route], wanted: frozenset[Route]) -> str:
-    parts = [f"{route} missing" for route in sorted(wanted - found)]
-    parts += [f"{route} unexpected" for route in sorted(found - wanted)]
-    return "; ".join(parts)
+def _parse_hops(packed: bytes) -> Iterator[tuple[bytes, int]]:
+    """Yield gateway and interface index of each ``struct rtnexthop``."""
+    at = 0
+    while at < len(packed):
+        size, _, _, index = _RTNEXTHOP.unpack_from(packed, at)
+        inner = dict(attributes(packed[at + _RTNEXTHOP.size : at + size]))
+        yield inner.get(_RTA_GATEWAY, bytes(4)), index
+        at += size + (-size % 4)

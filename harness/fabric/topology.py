@@ -152,7 +152,7 @@ class Topology:
             for near, far in link.ways:
                 if near.tor in routes:
                     prefix = self.tors[far.tor].prefix
-                    route = Route(prefix=prefix, via=far.address, device=near.device)
+                    route = Route.one(prefix, far.address, near.device)
                     routes[near.tor].setdefault(prefix, route)
         return {tor: frozenset(by_prefix.values()) for tor, by_prefix in routes.items()}
 
