@@ -1,22 +1,17 @@
 """The labour of weight sync: the node's porter, the folder of its files, and what is asked of it.
 
 The porter (`agents.porter`) does the work; here it is started, asked, and replaced when it died.
-Files lie in memory, in a folder that only this user can read and that this agent holds locked for
-as long as it lives: what a killed one has left is deleted when the next one opens its porter.
+Files lie in a folder of this agent's own (`harness.memory`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -26,6 +21,7 @@ from agents.ranks import LOG_DIR
 from agents.seat import Seat, settled
 from harness.clock import NS_PER_S
 from harness.errors import InfrastructureError
+from harness.memory import MEMORY, Folder
 from harness.model.intake import Refused
 from harness.wire.messages import Done, Failure, Message, Note
 from harness.wire.weights import (
@@ -38,8 +34,6 @@ from harness.wire.weights import (
 )
 
 PROGRAM = (sys.executable, "-m", "agents.porter")
-MEMORY = Path("/dev/shm")  # noqa: S108 - what lies there is memory, which is the point
-_PREFIX, _LOCK = "harness-weights-", "lock"
 _NO_DEADLINE_NS = 600 * NS_PER_S
 _ANSWER_NS = 900_000_000
 """A porter answers at its deadline and not after; so long its answer may travel."""
@@ -64,9 +58,7 @@ class Weights:
         folder = os.environ.get(LOG_DIR)
         self._notify, self._program = notify, tuple(program)
         self._logs = logs or (Path(folder) if folder else None)
-        self._memory = memory if memory.is_dir() else Path(tempfile.gettempdir())
-        self._folder: Path | None = None
-        self._lock: IO[str] | None = None
+        self._folder = Folder("weights", memory)
         self._seat: Seat | None = None
         self._open: PorterOpen | None = None
         self._opening = asyncio.Lock()
@@ -85,12 +77,7 @@ class Weights:
     async def close(self) -> None:
         """End the porter and delete its files; raises `Unkillable`."""
         await self._bury()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._folder.remove()
 
     def kill_now(self) -> None:
         """Kill the porter without waiting; its files go when the next agent opens one."""
@@ -116,17 +103,13 @@ class Weights:
 
     async def _started(self) -> Seat:
         """Start a porter over the folder; what it finds there of an earlier one it keeps."""
-        if self._folder is None:
-            _sweep(self._memory)
-            self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._memory))
-            self._lock = (self._folder / _LOCK).open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-        for unfinished in self._folder.glob("*.part"):
+        folder = self._folder.path
+        for unfinished in folder.glob("*.part"):
             unfinished.unlink(missing_ok=True)
         return await Seat.started(
             "porter",
             0,
-            [*self._program, f"--folder={self._folder}"],
+            [*self._program, f"--folder={folder}"],
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             log=self._logs / "porter.log" if self._logs else None,
             decoder=FRAMES,
@@ -171,14 +154,3 @@ class Weights:
             seat.kill()
             await seat.end()
             self._seat = None
-
-
-def _sweep(memory: Path) -> None:
-    """Delete the folders that no agent holds locked any longer: those of the dead."""
-    for folder in memory.glob(f"{_PREFIX}*"):
-        try:
-            with (folder / _LOCK).open("r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # it is in use, or another user's, or gone by now
-            continue

@@ -28,11 +28,11 @@ PACKAGES = ("drivers", "harness", "agents")
 
 MAY_IMPORT = {"drivers": {"drivers"}, "harness": {"harness", "drivers"}, "agents": {"agents"}}
 """Whole packages; what agents may take from harness is listed next."""
-AGENTS_MAY_IMPORT = ("errors", "clock", "seeds", "processes", "model", "wire")
+AGENTS_MAY_IMPORT = ("errors", "clock", "seeds", "memory", "processes", "model", "wire")
 
 HARNESS_ROWS = (
     ("errors", "clock", "seeds", "tasks"),
-    ("processes", "interrupts"),
+    ("processes", "interrupts", "memory"),
     ("model",),
     ("wire",),
     ("scheduling", "fabric"),
@@ -156,8 +156,8 @@ BARE_NUMBERS = words(
     " hidden in_flight_max index instances intermediate iteration iterations joined_beat"
     " kv_blocks kv_blocks_used kv_heads last layers learning_rate lose_reply max migrations min"
     " moves_per_s_max n oversubscription p50 p95 p99 pid place plus_minus port ports"
-    " power_averaging pp preemptions prefilling prompt prompts prompts_per_step rank re repeat"
-    " repeats requests_max reward rotate running sample samples seed seq sequences_max"
+    " power_averaging pp preemptions prefilling prompt prompts prompts_per_step rank re"
+    " reboot_on_command repeat repeats requests_max reward rotate running sample samples seed seq sequences_max"
     " sibling_correlation skipped speed staleness_max start stayed step steps sync_retries t1 t2"
     " t3 t4 temperature tp turn_correlation uplinks upto v value version version_first"
     " version_last vocab waiting warmup workload_step world_size wrong"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from zlib import crc32
 
@@ -14,7 +13,7 @@ from agents.training.axes import place_of
 from agents.training.base import Place
 from agents.training.contents import layer_words, words
 from agents.training.crew import publishing, trained
-from agents.training.folder import Folder, sweep
+from agents.training.folder import Folder
 from agents.training.labour import misfit
 from agents.training.orders import Learned, Published
 from agents.training.pace import Pace
@@ -24,7 +23,6 @@ from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import UsageError
 from harness.model.degrees import Degrees, parse_degrees
 from harness.model.load import load_profile
-from harness.processes import start_ticks
 from harness.wire.training import OpenTraining, TrainerSpec
 
 PROFILES = Path(__file__).parents[2] / "scenarios" / "profiles"
@@ -134,19 +132,11 @@ def test_the_last_two_versions_are_kept(tmp_path: Path) -> None:
         folder.place(version).write_bytes(b"w")
         folder.forget_older(version)
     place = folder.place(10).parent
-    assert sorted(path.name for path in place.iterdir()) == ["10.safetensors", "3.safetensors"]
-    assert place.stat().st_mode & 0o777 == 0o700
+    names = sorted(path.name for path in place.glob("*.safetensors"))
+    assert names == ["10.safetensors", "3.safetensors"]
     folder.remove()
     assert list(tmp_path.iterdir()) == []
     folder.remove()
-
-
-def test_what_a_gone_agent_has_left_is_deleted(tmp_path: Path) -> None:
-    own = f"harness-trained-{os.getpid()}-{start_ticks(os.getpid())}-aa"
-    for name in (own, f"harness-trained-{os.getpid()}-1-bb", "harness-trained-of-others"):
-        (tmp_path / name).mkdir()
-    sweep(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {own, "harness-trained-of-others"}
 
 
 def test_a_file_is_measured_as_it_lies_there(tmp_path: Path) -> None:
