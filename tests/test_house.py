@@ -157,10 +157,10 @@ BARE_NUMBERS = words(
     " kv_blocks kv_blocks_used kv_heads last layers learning_rate lose_reply max migrations min"
     " moves_per_s_max n oversubscription p50 p95 p99 pid place plus_minus port ports"
     " power_averaging pp preemptions prefilling prompt prompts prompts_per_step rank re"
-    " reboot_on_command repeat repeats requests_max reward rotate running sample samples seed seq sequences_max"
-    " sibling_correlation skipped speed staleness_max start stayed step steps sync_retries t1 t2"
-    " t3 t4 temperature tp turn_correlation uplinks upto v value version version_first"
-    " version_last vocab waiting warmup workload_step world_size wrong"
+    " reboot_on_command repeat repeats requests_max reward rotate running sample samples seed seq"
+    " sequences_max sibling_correlation skipped speed staleness_max start stayed step steps"
+    " sync_retries t1 t2 t3 t4 temperature tp turn_correlation uplinks upto v value version"
+    " version_first version_last vocab waiting warmup workload_step world_size wrong"
 )
 """Counts, ids and settings that have no unit. A quantity does not belong here: name its unit."""
 SCHEMAS = (

@@ -1,5 +1,6 @@
 """``python -m drivers.emulators CONFIG.json``: one emulated unit, until SIGTERM or SIGINT.
 
+SIGHUP has it read the `faults` of its configuration again, and break or be mended accordingly.
 Prints one line of JSON (`Ready`) when every face answers. Exit status 2 and one line on standard
 error where the configuration or the machine does not let it start.
 """
@@ -36,23 +37,26 @@ def main() -> int:
     # select() waits with microseconds, epoll with milliseconds: serial pacing needs the former.
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     try:
-        config = msgspec.json.decode(path.read_bytes(), type=EmulatedSwitch)
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(_until_stopped(config))
+            runner.run(_until_stopped(path))
     except (OSError, Misuse, msgspec.DecodeError) as error:
         sys.stderr.write(f"{path}: {error}\n")
         return 2
     return 0
 
 
-async def _until_stopped(config: EmulatedSwitch) -> None:
-    stopped = asyncio.Event()
+async def _until_stopped(path: Path) -> None:
+    config, stopped = _read(path), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    async with serve(config, own_process=True) as ready:
+    async with serve(config, reread=lambda: _read(path).faults) as ready:
         sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
         sys.stdout.flush()
         await stopped.wait()
+
+
+def _read(path: Path) -> EmulatedSwitch:
+    return msgspec.json.decode(path.read_bytes(), type=EmulatedSwitch)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,15 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How long a unit takes; `switch_ms` is the median of the dark time of a moved port.
 
     With `distribution = "normal"` each change draws a normal time with `switch_sd_ms`, cut at zero;
-    with `"fixed"` each takes exactly `switch_ms`. `answer_ms` delays every reply.
+    with `"fixed"` each takes exactly `switch_ms`. `answer_ms` delays every reply. `boot_ms` is how
+    long a unit that lost power answers nobody.
     """
 
     switch_ms: float = 25.0
     switch_sd_ms: float = 0.0
     distribution: Literal["fixed", "normal"] = "fixed"
     answer_ms: float = 0.0
+    boot_ms: float = 2000.0
 
 
 class Optics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,16 +72,22 @@ class Light(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is broken from the start, for tests. Ports in the unit's own numbers."""
+    """What is broken, for tests: from the start, or from SIGHUP on. Ports in the unit's numbers."""
 
     failed_ports: tuple[int, ...] = ()
-    """The mirror does not lock: the control plane says connected, no light passes."""
+    """The mirror does not lock: the unit reports the port as failed, no light passes."""
+    stuck_ports: tuple[int, ...] = ()
+    """The mirror does not move, and the unit does not know: commands are acknowledged and read back
+    as made, but light passes only between this port and the one that it stood at."""
     deny_ports: tuple[int, ...] = ()
     """Connecting these is refused by the unit."""
     swapped: tuple[tuple[int, int], ...] = ()
-    """Egress pairs cabled the wrong way round: light leaves through the other one."""
+    """Egress pairs cabled the wrong way round: what leaves one arrives where the other's should.
+    The unit's power meters, being inside, see nothing of it."""
     die_on_command: int = 0
     """Exit at once (SIGKILL) in the middle of answering the n-th change command; 0 never."""
+    reboot_on_command: int = 0
+    """Lose power there instead, and come back after `Timing.boot_ms`, empty; 0 never."""
     cut_reply: int = 0
     """Close the line half-way through the n-th reply to a query; 0 never."""
     lose_reply: int = 0

@@ -18,6 +18,8 @@ class Fate(Enum):
     """Half of it is sent, then the line closes."""
     DIE = auto()
     """Half of it is sent, then the unit is dead."""
+    REBOOT = auto()
+    """Half of it is sent, then the unit starts afresh."""
 
 
 class Fates:
@@ -28,6 +30,10 @@ class Fates:
     """
 
     def __init__(self, faults: Faults) -> None:
+        self.replace(faults)
+
+    def replace(self, faults: Faults) -> None:
+        """Judge by these faults from now on, counting from here."""
         self._faults = faults
         self._changes = 0
         self._replies = 0
@@ -40,6 +46,8 @@ class Fates:
         faults = self._faults
         if before < faults.die_on_command <= self._changes:
             return Fate.DIE
+        if before < faults.reboot_on_command <= self._changes:
+            return Fate.REBOOT
         if before < faults.lose_reply <= self._changes:
             return Fate.LOSE
         if answer.is_query and self._replies == faults.cut_reply:

@@ -19,7 +19,7 @@ from enum import StrEnum
 from random import Random
 
 from drivers.base import NS_PER_MS
-from drivers.emulators.config import EmulatedSwitch
+from drivers.emulators.config import EmulatedSwitch, Faults
 from drivers.emulators.flap import Flaps
 from drivers.emulators.meter import PowerMeter
 from drivers.emulators.settings import Settings
@@ -51,7 +51,7 @@ class Change:
 
     `dark` are ingress ports whose light goes at once; whatever lighting was still due for them is
     void. `light` are the lightings that follow. Egress ports in `light` are where light really
-    leaves, so a swapped cable shows there and not in `made`. `refused` were not made.
+    arrives, so a swapped cable shows there and not in `made`. `refused` were not made.
     """
 
     made: tuple[Circuit, ...] = ()
@@ -89,29 +89,39 @@ class SwitchModel:
         """Ports that a running pattern holds closed now."""
         self._ready_ns: dict[int, int] = {}
         """Ingress port -> when the mirrors of its circuit have moved."""
-        self._failed = frozenset(config.faults.failed_ports)
-        self._denied = frozenset(config.faults.deny_ports)
-        self._leaves = {a: b for pair in config.faults.swapped for a, b in (pair, pair[::-1])}
+        self._faults = config.faults
+        self._stuck: dict[int, int | None] = {}
+        """Stuck port -> the port that its mirror stood at."""
+        self._swap()
         self._boot_map = self._checked(config)
 
     def _checked(self, config: EmulatedSwitch) -> dict[int, int]:
         """Return the boot map; every port the configuration names must exist on its side."""
-        faults = config.faults
-        egress = [b for _, b in config.circuits] + [p for pair in faults.swapped for p in pair]
-        wrong = [p for p, _ in config.circuits if not self.is_ingress(p)]
-        wrong += [p for p in egress if not self.is_egress(p)]
-        wrong += [p for p in config.light.tx if not self.is_ingress(p)]
-        wrong += [p for p in config.light.rx if not self.is_egress(p)]
-        wrong += [p for p in (*faults.failed_ports, *faults.deny_ports) if not self.is_port(p)]
-        if wrong:
-            raise Misuse(
-                f"{config.name}: no such port on its side: {', '.join(map(str, wrong))} "
-                f"(ingress 1..{self.n}, egress {self.n + 1}..{2 * self.n})"
-            )
+        ingress = [p for p, _ in config.circuits] + [*config.light.tx]
+        egress = [p for _, p in config.circuits] + [*config.light.rx]
+        self._refuse_strangers(ingress, egress)
+        self._check_faults(config.faults)
         boot = dict(config.circuits)
         if len(boot) != len(config.circuits) or len(set(boot.values())) != len(boot):
             raise Misuse(f"{config.name}: circuits use a port twice")
         return boot
+
+    def _check_faults(self, faults: Faults) -> None:
+        swapped = [port for pair in faults.swapped for port in pair]
+        named = {*faults.failed_ports, *faults.stuck_ports, *faults.deny_ports}
+        ingress = [port for port in named if port <= self.n]
+        self._refuse_strangers(ingress, [*swapped, *(named - {*ingress})])
+        if len(set(swapped)) != len(swapped):
+            raise Misuse(f"{self.settings.sid}: faults.swapped names a port twice")
+
+    def _refuse_strangers(self, ingress: Iterable[int], egress: Iterable[int]) -> None:
+        wrong = [port for port in ingress if not self.is_ingress(port)]
+        wrong += [port for port in egress if not self.is_egress(port)]
+        if wrong:
+            raise Misuse(
+                f"{self.settings.sid}: no such port on its side: {', '.join(map(str, wrong))} "
+                f"(ingress 1..{self.n}, egress {self.n + 1}..{2 * self.n})"
+            )
 
     def is_ingress(self, port: int) -> bool:
         """Say whether `port` is an ingress port of this unit."""
@@ -140,7 +150,7 @@ class SwitchModel:
 
     def state(self, port: int) -> PortState:
         """Return a port's state; a failed port stays failed."""
-        if port in self._failed:
+        if port in self._faults.failed_ports:
             return PortState.FAILED
         return PortState.DISABLED if port in self._disabled else PortState.ENABLED
 
@@ -162,7 +172,32 @@ class SwitchModel:
         """
         back = {self._exit(port): port for port in self.ports}
         held = {a: back[b] for a, b in (found or {}).items()}
-        return self._retarget(held or self._boot_map, now_ns, at_once=True)
+        change = self._retarget(held or self._boot_map, now_ns, at_once=True)
+        self._stick()
+        return change
+
+    def break_down(self, faults: Faults, now_ns: int) -> Change:
+        """Have these faults instead of those so far; what they block is dark at once.
+
+        What was blocked, and is not any more, is lit. Raises `Misuse` for ports that are not there.
+        """
+        self._check_faults(faults)
+        before = self._shining()
+        self._faults = faults
+        self._swap()
+        self._stick()
+        after = self._shining()
+        gone = sorted(before.items() - after.items())
+        self.levels.darken([egress for (_, egress), _ in gone], now_ns)
+        come = sorted(circuit for circuit, _ in after.items() - before.items())
+        lit = self._aim(come, now_ns, at_once=True)
+        return Change(dark=tuple(ingress for (ingress, _), _ in gone), light=lit)
+
+    def lose_power(self, now_ns: int) -> Change:
+        """Go dark and forget the map, shutters and sessions; what was set on the unit stays."""
+        self.starts += 1
+        self._open_all()
+        return self._retarget({}, now_ns)
 
     def restart(self, now_ns: int) -> Change:
         """Go dark and come back as the boot mode says: empty (DARK) or as before (RESTORE).
@@ -170,9 +205,7 @@ class SwitchModel:
         All shutters are open then, and none is pulsed.
         """
         kept = dict(self._map) if self.settings.boot_mode == "RESTORE" else {}
-        self.flaps.stop(self.ports)
-        self._disabled.clear()
-        self._pulsed.clear()
+        self._open_all()
         return self._retarget(kept, now_ns, blink=True)
 
     def connect(self, pairs: Iterable[Circuit], now_ns: int, *, replace: bool = False) -> Change:
@@ -182,7 +215,7 @@ class SwitchModel:
         Pairs with a denied port are left out and returned in `refused`.
         """
         wanted = list(pairs)
-        refused = tuple(p for p in wanted if self._denied.intersection(p))
+        refused = tuple(p for p in wanted if not {*p}.isdisjoint(self._faults.deny_ports))
         target = {} if replace else dict(self._map)
         holder = {} if replace else dict(self._by_egress)
         for ingress, egress in (p for p in wanted if p not in refused):
@@ -241,7 +274,7 @@ class SwitchModel:
         """Add `ports` to those `shut`; return the ingress ports that are dark by it."""
         hit = [c for c in self.circuits() if ports.intersection(c) and self._passes(c)]
         shut.update(ports)
-        self.levels.darken([self._exit(egress) for _, egress in hit], now_ns)
+        self.levels.darken([egress for _, egress in hit], now_ns)
         return tuple(ingress for ingress, _ in hit)
 
     def _open(
@@ -267,7 +300,7 @@ class SwitchModel:
         come = sorted(after if blink else after - before)
         self._map = dict(target)
         self._by_egress = {b: a for a, b in target.items()}
-        self.levels.darken([self._exit(e) for _, e in gone], now_ns)
+        self.levels.darken([egress for _, egress in gone], now_ns)
         lit = self._aim([c for c in come if self._passes(c)], now_ns, at_once=at_once)
         dark = tuple(sorted({a for a, _ in gone}))
         return Change(tuple(come), tuple(gone), refused, dark, lit)
@@ -284,18 +317,36 @@ class SwitchModel:
             moved_ns = now_ns if at_once else now_ns + self._switching_ns()
             at_ns = max(moved_ns, self._ready_ns.get(circuit[0], 0)) if at_once else moved_ns
             self._ready_ns[circuit[0]] = at_ns
-            leaves = self._exit(circuit[1])
-            self.levels.lighten(leaves, circuit, at_ns, now_ns)
-            lit.append(Lighting(at_ns, circuit[0], leaves))
+            self.levels.lighten(circuit[1], circuit, at_ns, now_ns)
+            lit.append(Lighting(at_ns, circuit[0], self._exit(circuit[1])))
         return tuple(lit)
 
+    def _open_all(self) -> None:
+        self.flaps.stop(self.ports)
+        self._disabled.clear()
+        self._pulsed.clear()
+
+    def _swap(self) -> None:
+        swapped = self._faults.swapped
+        self._arrives = {a: b for pair in swapped for a, b in (pair, pair[::-1])}
+
+    def _stick(self) -> None:
+        """Remember where the mirrors of stuck ports stand, for those that were not stuck before."""
+        self._stuck = {p: self._stuck.get(p, self.peer(p)) for p in self._faults.stuck_ports}
+
     def _exit(self, egress: int) -> int:
-        """Return the egress port through which light for `egress` really leaves."""
-        return self._leaves.get(egress, egress)
+        """Return the egress port at whose cable light for `egress` really arrives."""
+        return self._arrives.get(egress, egress)
+
+    def _shining(self) -> dict[Circuit, int]:
+        """Return the circuits that light passes or is about to, and where it arrives."""
+        return {c: self._exit(c[1]) for c in self.circuits() if self._passes(c)}
 
     def _passes(self, circuit: Circuit) -> bool:
-        shut = (self._failed, self._disabled, self._pulsed)
-        return not any(port in ports for port in circuit for ports in shut)
+        shut = (self._faults.failed_ports, self._disabled, self._pulsed)
+        if any(port in ports for port in circuit for ports in shut):
+            return False
+        return all(self._stuck.get(a, b) == b for a, b in (circuit, circuit[::-1]))
 
     def _switching_ns(self) -> int:
         timing = self._timing

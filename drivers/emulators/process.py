@@ -7,15 +7,16 @@ back, on every way out. It raises `drivers.errors.Misuse` for a configuration th
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 
 from drivers.base import NS_PER_MS
-from drivers.emulators.config import EmulatedSwitch, Face, Ready
+from drivers.emulators.config import EmulatedSwitch, Face, Faults, Ready
 from drivers.emulators.faces import Session
 from drivers.emulators.faces.scpi import ScpiSession
 from drivers.emulators.faces.tl1 import Tl1Session
@@ -31,13 +32,15 @@ from drivers.errors import Misuse
 
 
 @asynccontextmanager
-async def serve(config: EmulatedSwitch, *, own_process: bool = False) -> AsyncIterator[Ready]:
+async def serve(
+    config: EmulatedSwitch, *, reread: Callable[[], Faults] | None = None
+) -> AsyncIterator[Ready]:
     """Serve `config` on the running loop until the context is left.
 
-    `own_process` says that this process is the unit and nothing else: only then may a fault kill
-    it.
+    `reread` says that this process is the unit and nothing else: only then may a fault kill it.
+    SIGHUP has it break as `reread` then tells; what cannot be is logged, and changes nothing.
     """
-    if config.faults.die_on_command and not own_process:
+    if config.faults.die_on_command and reread is None:
         raise Misuse(f"{config.name}: faults.die_on_command needs a process of its own")
     model = SwitchModel(config, Random(config.seed))  # noqa: S311 - switching times, no secret
     async with AsyncExitStack() as stack:
@@ -49,8 +52,14 @@ async def serve(config: EmulatedSwitch, *, own_process: bool = False) -> AsyncIt
         mover = Mover(light, hold_ns=round(config.light.hold_ms * NS_PER_MS))
         stack.callback(mover.close)
         fates, answer_ms = Fates(config.faults), config.timing.answer_ms
-        unit = Unit(model, mover, fates, answer_ms=answer_ms, die=_die)
+        unit = Unit(
+            model, mover, fates, answer_ms=answer_ms, boot_ms=config.timing.boot_ms, die=_die
+        )
         stack.callback(unit.close)
+        if reread is not None:
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, lambda: unit.break_down(reread()))
+            stack.callback(loop.remove_signal_handler, signal.SIGHUP)
         servers = []
         for face in config.faces:
             servers.append(await _serve_face(face, unit))

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Protocol
 
+from drivers.base import NS_PER_MS
+from drivers.emulators.config import Faults
 from drivers.emulators.faces import Answer, Session
 from drivers.emulators.faults import Fate, Fates
 from drivers.emulators.model import Change, SwitchModel
@@ -25,6 +27,8 @@ class Line(Protocol):
 
     byte_ns: int
     """Time that one byte takes on the wire; 0 where there is nothing to pace."""
+    ends_with_the_unit: bool
+    """Whether the connection is gone when the unit loses power; a serial adapter stays."""
 
     def write(self, data: bytes) -> None:
         """Send, in order."""
@@ -43,10 +47,14 @@ class Unit:
         fates: Fates,
         *,
         answer_ms: float = 0.0,
+        boot_ms: float = 0.0,
         die: Callable[[], None],
     ) -> None:
         self.model, self.mover, self.fates, self.die = model, mover, fates, die
         self.answer_s = answer_ms / 1e3
+        self._boot_ns = round(boot_ms * NS_PER_MS)
+        self._up_ns = 0
+        """When it answers again, after it lost power."""
         self._dialogues: set[Dialogue] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -54,11 +62,33 @@ class Unit:
         """Open a dialogue on `line`; the server feeds it what arrives."""
         dialogue = Dialogue(self, session, line)
         self._dialogues.add(dialogue)
+        if not self.is_up:
+            dialogue.lose_power()
         return dialogue
 
     def disconnect(self, dialogue: Dialogue) -> None:
         """Forget a dialogue whose line is gone."""
         self._dialogues.discard(dialogue)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it answers."""
+        return time.monotonic_ns() >= self._up_ns
+
+    def reboot(self) -> None:
+        """Lose power: all circuits go dark, sessions end, and nobody is answered for a while."""
+        now_ns = time.monotonic_ns()
+        self._up_ns = now_ns + self._boot_ns
+        self.mover.carry_out(self.model.lose_power(now_ns), now_ns)
+        for dialogue in tuple(self._dialogues):
+            dialogue.lose_power()
+
+    def break_down(self, faults: Faults) -> None:
+        """Have these faults from now on; raises `Misuse` where the unit has no such ports."""
+        now_ns = time.monotonic_ns()
+        change = self.model.break_down(faults, now_ns)
+        self.fates.replace(faults)
+        self.mover.carry_out(change, now_ns)
 
     def carry_out(self, change: Change, now_ns: int, wall: datetime) -> None:
         """Move the light and tell every session that wants to know."""
@@ -89,11 +119,18 @@ class Dialogue:
     def __init__(self, unit: Unit, session: Session, line: Line) -> None:
         self._unit, self._session, self._line = unit, session, line
         self._lose_next = False
-        if session.greeting:
+        if session.greeting and unit.is_up:
             line.write(session.greeting)
+
+    def lose_power(self) -> None:
+        """End the connection, where it ends with the unit."""
+        if self._line.ends_with_the_unit:
+            self._line.close()
 
     def feed(self, data: bytes) -> None:
         """Take bytes as they arrive; obey every command that they complete."""
+        if not self._unit.is_up:
+            return
         for command in self._session.lines(data):
             if not command.strip():
                 continue
@@ -116,7 +153,7 @@ class Dialogue:
             return
         if fate is Fate.LOSE:
             self._lose_next = not answer.reply
-        elif self._lose_next and fate is not Fate.DIE:
+        elif self._lose_next and fate not in (Fate.DIE, Fate.REBOOT):
             self._lose_next = False
         elif self._unit.answer_s:
             loop = asyncio.get_running_loop()
@@ -134,4 +171,5 @@ class Dialogue:
             self._line.close()
         else:
             on_wire_s = len(half) * self._line.byte_ns / 1e9
-            asyncio.get_running_loop().call_later(on_wire_s, self._unit.die)
+            ends = self._unit.die if fate is Fate.DIE else self._unit.reboot
+            asyncio.get_running_loop().call_later(on_wire_s, ends)

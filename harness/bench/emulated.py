@@ -258,6 +258,7 @@ def unit_of(
             switch_sd_ms=emulate.switch_sd_ms,
             distribution="normal" if emulate.switch_sd_ms else "fixed",
             answer_ms=emulate.answer_ms,
+            boot_ms=emulate.reboot_ms,
         ),
         optics=config.Optics(
             insertion_loss_db=emulate.insertion_loss_db, averaging=switch.power_averaging
@@ -266,8 +267,11 @@ def unit_of(
         light=msgspec.structs.replace(light, hold_ms=links.nic_hold_ms),
         faults=config.Faults(
             failed_ports=emulate.failed_ports,
+            stuck_ports=emulate.stuck_ports,
             deny_ports=emulate.deny_ports,
+            swapped=tuple((a, b) for a, b in emulate.swapped_ports),
             die_on_command=emulate.die_on_command,
+            reboot_on_command=emulate.reboot_on_command,
             cut_reply=emulate.cut_reply,
             lose_reply=emulate.lose_reply,
         ),

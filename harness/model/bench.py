@@ -49,7 +49,14 @@ class Tor(Strict, frozen=True, kw_only=True):
 
 
 class EmulatedUnit(Strict, frozen=True, kw_only=True):
-    """How the emulator of a switch behaves; ignored in a live world."""
+    """How the emulator of a switch behaves, and what is broken; ignored in a live world.
+
+    For tests of what ends well: light does not pass `failed_ports`, which the unit reports as
+    such, nor `stuck_ports`, of which it knows nothing; it refuses to connect `deny_ports`; the
+    cables of the two egress ports of each of `swapped_ports` are plugged the wrong way round. At
+    the n-th command that changes the map it dies, loses power (dark, and back `reboot_ms` later,
+    empty), or does not answer; it cuts the n-th reply to a query. 0: never.
+    """
 
     ports: int = 16
     switch_ms: float = 25.0
@@ -57,8 +64,12 @@ class EmulatedUnit(Strict, frozen=True, kw_only=True):
     answer_ms: float = 0.0
     insertion_loss_db: float = 1.2
     failed_ports: tuple[int, ...] = ()
+    stuck_ports: tuple[int, ...] = ()
     deny_ports: tuple[int, ...] = ()
+    swapped_ports: tuple[tuple[int, ...], ...] = ()
     die_on_command: int = 0
+    reboot_on_command: int = 0
+    reboot_ms: float = 2000.0
     cut_reply: int = 0
     lose_reply: int = 0
 

@@ -187,13 +187,20 @@ def _unit(where: str, unit: EmulatedUnit) -> Iterator[str]:
     if not 1 <= unit.ports <= PORT_MAX // 2:
         yield f"{where}.ports: expected 1 to {PORT_MAX // 2}, the N of an N x N unit"
         return
-    for key in ("switch_ms", "switch_sd_ms", "answer_ms", "insertion_loss_db"):
+    for key in ("switch_ms", "switch_sd_ms", "answer_ms", "insertion_loss_db", "reboot_ms"):
         if getattr(unit, key) < 0:
             yield f"{where}.{key}: expected 0 or more"
-    for key in ("failed_ports", "deny_ports"):
+    for key in ("failed_ports", "stuck_ports", "deny_ports"):
         if beyond := [port for port in getattr(unit, key) if not 1 <= port <= 2 * unit.ports]:
             yield f"{where}.{key}: port {beyond[0]} is not one of 1-{2 * unit.ports}"
-    for key in ("die_on_command", "cut_reply", "lose_reply"):
+    swapped = [port for pair in unit.swapped_ports for port in pair]
+    pairs = all(len(pair) == 2 for pair in unit.swapped_ports)
+    if not pairs or any(not unit.ports < port <= 2 * unit.ports for port in swapped):
+        egress = f"{unit.ports + 1}-{2 * unit.ports}"
+        yield f"{where}.swapped_ports: expected pairs of egress ports, {egress}"
+    if len(set(swapped)) != len(swapped):
+        yield f"{where}.swapped_ports: names a port twice"
+    for key in ("die_on_command", "reboot_on_command", "cut_reply", "lose_reply"):
         if getattr(unit, key) < 0:
             yield f"{where}.{key}: expected 0 (never) or more"
 

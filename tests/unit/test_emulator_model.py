@@ -152,8 +152,68 @@ def test_swapped_cables_lead_light_to_the_other_port():
     change = model.connect([(1, 5)], 0)
     assert [(x.ingress, x.egress) for x in change.light] == [(1, 6)]
     assert model.circuits() == [(1, 5)]
-    assert model.power_dbm(5, 100 * MS) == -60
-    assert model.power_dbm(6, 100 * MS) > -3
+    assert model.power_dbm(5, 100 * MS) > -3, "the meter is inside, before the cable"
+    assert model.power_dbm(6, 100 * MS) == -60
+
+
+def test_a_stuck_port_takes_every_command_and_passes_light_only_where_it_stood():
+    model = switch(faults=Faults(stuck_ports=(2,)), circuits=((1, 5), (2, 6)))
+    assert lit_after(model, model.boot(0)) == {1: 5, 2: 6}
+    moved = model.connect([(2, 7), (1, 6)], MS)
+    assert model.circuits() == [(1, 6), (2, 7)]
+    assert model.state(2) is PortState.ENABLED
+    assert lit_after(model, moved) == {1: 6}
+    assert model.power_dbm(7, 200 * MS) == -60
+    back = model.connect([(2, 6)], 200 * MS)
+    assert lit_after(model, moved, back) == {2: 6}
+
+
+def test_a_port_that_sticks_at_work_keeps_its_light_until_it_is_moved():
+    model = switch(circuits=((1, 5),))
+    booted = model.boot(0)
+    stuck = model.break_down(Faults(stuck_ports=(5, 6)), MS)
+    moved = model.connect([(1, 6)], 2 * MS)
+    assert lit_after(model, booted, stuck) == {1: 5}
+    assert lit_after(model, booted, stuck, moved) == {}
+    freed = model.break_down(Faults(), 3 * MS)
+    assert lit_after(model, booted, stuck, moved, freed) == {1: 6}
+
+
+@pytest.mark.parametrize(
+    ("faults", "lit"),
+    [
+        (Faults(failed_ports=(1,)), {2: 6}),
+        (Faults(swapped=((5, 6),)), {1: 6, 2: 5}),
+        (Faults(deny_ports=(1,)), {1: 5, 2: 6}),
+    ],
+)
+def test_what_breaks_at_work_shows_in_the_light_at_once_and_is_mended_again(faults, lit):
+    model = switch(circuits=((1, 5), (2, 6)))
+    changes = [model.boot(0), model.break_down(faults, 50 * MS)]
+    assert lit_after(model, *changes) == lit
+    assert (model.power_dbm(5, 99 * MS) > -3) == (1 in lit)
+    changes.append(model.break_down(Faults(), 100 * MS))
+    assert lit_after(model, *changes) == {1: 5, 2: 6}
+    assert model.circuits() == [(1, 5), (2, 6)]
+
+
+def test_ports_that_are_not_there_cannot_break():
+    model = switch(circuits=((1, 5),))
+    model.boot(0)
+    for faults in (Faults(stuck_ports=(9,)), Faults(swapped=((5, 6), (6, 7)))):
+        with pytest.raises(Misuse, match="agg0"):
+            model.break_down(faults, MS)
+    assert model.power_dbm(5, 100 * MS) > -3
+
+
+def test_a_unit_that_lost_power_is_empty_whatever_its_boot_mode():
+    model = switch(circuits=((1, 5), (2, 6)))
+    model.boot(0)
+    model.settings.boot_mode = "RESTORE"
+    starts = model.starts
+    assert model.lose_power(MS).dark == (1, 2)
+    assert model.circuits() == []
+    assert model.starts == starts + 1
 
 
 def test_a_denied_port_is_left_out_and_the_rest_is_made():
@@ -244,4 +304,4 @@ def test_the_map_stays_one_to_one_and_the_light_follows_it(acts, hitless):
     assert lit_after(model, *changes) == passing
     long_after = 10**12
     shining = {p for p in range(5, 9) if model.power_dbm(p, long_after) > -10}
-    assert shining == {b for b in passing.values() if model.state(b) is not PortState.DISABLED}
+    assert shining == {model.peer(a) for a in passing}

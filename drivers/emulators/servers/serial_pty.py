@@ -77,6 +77,8 @@ class SerialServer:
 class SerialLine:
     """One pty and the bytes on it."""
 
+    ends_with_the_unit = False
+
     def __init__(self, baud: int, unit: Unit, session: SessionMaker) -> None:
         self._master, self._slave = os.openpty()
         tty.setraw(self._slave)

@@ -75,6 +75,7 @@ class _Shell(asyncssh.SSHServerSession[bytes]):
     """One shell channel."""
 
     byte_ns = 0
+    ends_with_the_unit = True
 
     def __init__(self, unit: Unit, session: SessionMaker) -> None:
         self._unit, self._make_session = unit, session

@@ -28,6 +28,7 @@ class TcpLine(asyncio.Protocol):
     """One client's connection."""
 
     byte_ns = 0
+    ends_with_the_unit = True
 
     def __init__(self, unit: Unit, session: SessionMaker, clients: set[TcpLine]) -> None:
         self._unit, self._make_session, self._clients = unit, session, clients
