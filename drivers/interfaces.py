@@ -97,6 +97,10 @@ class Interfaces:
         """Bring `name` up."""
         self._ask("link", "set", index=_index(name), state="up")
 
+    def down(self, name: str) -> None:
+        """Take `name` down; the kernel takes its routes and neighbours away."""
+        self._ask("link", "set", index=_index(name), state="down")
+
     def delete(self, name: str) -> None:
         """Delete a link (of a pair: both ends); not being there is no error."""
         try:
@@ -122,16 +126,16 @@ class Interfaces:
         self._ask("neigh", "replace", ifindex=index, dst=address, lladdr=mac, state=permanent)
 
     def route(self, prefix: str, *, via: str, name: str, metric: int, protocol: int) -> None:
-        """Add a route by way of a gateway that need not be on the interface's own network."""
+        """Have a route by way of a gateway that need not be on the interface's own network."""
         self._ask(
-            "route", "add", dst=prefix, gateway=via, oif=_index(name),
+            "route", "replace", dst=prefix, gateway=via, oif=_index(name),
             flags=["onlink"], priority=metric, proto=protocol,
         )  # fmt: skip
 
     def shape(self, name: str, bucket: TokenBucket) -> None:
-        """Limit what leaves by `name`."""
+        """Limit what leaves by `name`, from now on; what waits there is kept."""
         self._ask(
-            "tc", "add", "tbf", _index(name), _ROOT_HANDLE,
+            "tc", "replace", "tbf", _index(name), _ROOT_HANDLE,
             rate=bucket.rate_bytes_per_s, burst=bucket.burst_bytes, limit=bucket.limit_bytes,
         )  # fmt: skip
 

@@ -110,5 +110,12 @@ class Bench(Protocol):
     async def steer(self, wanted: Mapping[str, frozenset[Route]]) -> None:
         """Make these the steering routes of these ToRs."""
 
+    async def electrical(self, oversubscription: float | None) -> None:
+        """Let the electrical path of each ToR carry its hosts' rates divided by this.
+
+        1 is an ideal fabric, which blocks nobody; None: as the bench file says. Raises `UsageError`
+        where there is no path of ours to change: on a live bench, or control plane only.
+        """
+
     async def news(self) -> tuple[str, Note]:
         """Wait for the next unasked note of an agent: (agent, note)."""

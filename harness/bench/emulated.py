@@ -27,7 +27,9 @@ from drivers.tor.base import Tor
 from drivers.tor.netlink import NetlinkTor
 from drivers.userns import outer_uid
 from harness.bench import leftovers, namespaces
+from harness.bench.breaking import unit_file, unit_process
 from harness.bench.children import Children, agent_argv
+from harness.bench.electrical import ElectricalPath
 from harness.bench.running import Places, RunningBench, join
 from harness.clock import Clock
 from harness.errors import InfrastructureError
@@ -90,6 +92,9 @@ async def open_emulated(
                 agents, link.address, network, folder, children
             ),
             clock=clock,
+            electrical_path=ElectricalPath(topology, bench.links, network.prefix)
+            if network
+            else None,
         )
         yield await stack.enter_async_context(joined)
 
@@ -209,14 +214,14 @@ async def _start_units(
     for name, switch in bench.switches.items():
         light = network.lights[name] if network else config.Light()
         unit = unit_of(name, switch, bench.links, folder, light)
-        path = folder / f"{name}.unit.json"
+        path = unit_file(folder, name)
         path.write_bytes(msgspec.json.encode(unit))
         argv = [sys.executable, "-m", "drivers.emulators", str(path)]
         # A pipe for its first line only: like hardware, the unit outlives whoever talks to it.
-        children.start(f"unit-{name}", argv, follow=True)
+        children.start(unit_process(name), argv, follow=True)
     specs = {}
     for name, switch in bench.switches.items():
-        line = await children.first_line(f"unit-{name}")
+        line = await children.first_line(unit_process(name))
         ready = msgspec.json.decode(line, type=config.Ready)
         known_hosts = folder / f"{name}.known_hosts"
         known_hosts.write_text(ready.host_keys[0] + "\n")

@@ -26,6 +26,7 @@ from harness.bench.wiring import (
     CONTROL,
     CONTROL_NETWORKS,
     LightKind,
+    Port,
     Room,
     Wire,
     Wiring,
@@ -194,10 +195,17 @@ def _furnish(room: Room) -> None:
                 interfaces.shape(port.name, port.bucket)
             if room.bridged:
                 interfaces.enslave(port.name, "br0")
-            interfaces.up(port.name)
-            for neighbour in port.neighbours:
-                interfaces.neighbour(port.name, neighbour.address, neighbour.mac)
-        for path in room.paths:
+        for port in room.ports:
+            bring_up(interfaces, room, port)
+
+
+def bring_up(interfaces: Interfaces, room: Room, port: Port) -> None:
+    """Bring a furnished port up, with its neighbours and routes, which go when it goes down."""
+    interfaces.up(port.name)
+    for neighbour in port.neighbours:
+        interfaces.neighbour(port.name, neighbour.address, neighbour.mac)
+    for path in room.paths:
+        if path.port == port.name:
             interfaces.route(
                 path.prefix, via=path.via, name=path.port,
                 metric=path.metric, protocol=path.protocol,

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from drivers.tor.base import Route, Tor
 from harness.bench.children import Children
 from harness.bench.switches import ThreadedSwitch
 from harness.clock import NS_PER_S, Clock
-from harness.errors import HarnessError, InfrastructureError
+from harness.errors import HarnessError, InfrastructureError, UsageError
 from harness.fabric.topology import Topology
 from harness.model.bench import Bench, Switch
 from harness.tasks import beside
@@ -22,6 +22,9 @@ from harness.wire import keys
 from harness.wire.link import Link
 from harness.wire.messages import Hello, Message, Note
 from harness.wire.timesync import ClockFit
+
+if TYPE_CHECKING:  # it brings pyroute2, which a live bench need not wait for
+    from harness.bench.electrical import ElectricalPath
 
 R = TypeVar("R", bound=Message)
 T = TypeVar("T")
@@ -42,6 +45,8 @@ class RunningBench:
     switches: Mapping[str, ThreadedSwitch]
     tors: Mapping[str, Tor]
     store: str
+    electrical_path: ElectricalPath | None = None
+    """Where it is ours to change: in an emulated network."""
 
     @property
     def clocks(self) -> Mapping[str, ClockFit]:
@@ -71,6 +76,18 @@ class RunningBench:
         for name, routes in wanted.items():
             self.tors[name].apply(routes)
 
+    async def electrical(self, oversubscription: float | None) -> None:
+        """Change the rates of the electrical path; see `harness.bench.base`."""
+        if self.electrical_path is None:
+            raise UsageError(
+                "an electrical path of another rate, such as an ideal one, exists only on an "
+                "emulated bench whose circuits move packets"
+            )
+        try:
+            await asyncio.to_thread(self.electrical_path.oversubscribe, oversubscription)
+        except OSError as error:
+            raise InfrastructureError(f"electrical path: {error}") from error
+
 
 @dataclass(frozen=True)
 class Places:
@@ -99,6 +116,7 @@ async def join(
     children: Children,
     start_agents: Callable[[Link], None],
     clock: Clock,
+    electrical_path: ElectricalPath | None = None,
 ) -> AsyncIterator[RunningBench]:
     """Open the switches, listen, have the agents started, and wait for all of them.
 
@@ -135,6 +153,7 @@ async def join(
             switches=switches,
             tors=tors,
             store=await children.first_line("store"),
+            electrical_path=electrical_path,
         )
 
 

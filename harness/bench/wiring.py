@@ -37,6 +37,7 @@ EMULATED = "198.18.0.0/15"
 DATA_MTU = 9000
 """With frames of 1500 bytes one core forwards half as much."""
 CONTROL_MTU = 1500
+ELECTRICAL_DEVICE = "e0"
 BURST_BYTES = 96 * 1024
 """More than the 64 KiB that the kernel hands over at once: a smaller bucket cuts each such packet
 into frames, in software, at a third of the rate. Each idle moment lets this much pass unshaped."""
@@ -152,13 +153,12 @@ def wire(
     )
 
 
-def electrical_buckets(topology: Topology, links: Links) -> dict[str, TokenBucket]:
-    """Return the queue at both ends of each ToR's electrical path, by ToR."""
-    each = links.link_mbit_per_s / links.oversubscription
-    return {
-        tor: _bucket(max(1, len(topology.nodes_of(tor))) * each, ELECTRICAL_QUEUE_MS)
-        for tor in topology.tors
-    }
+def electrical_room(topology: Topology, links: Links, prefix: str) -> Room:
+    """Return the electrical path of the network under `prefix`: one port per ToR, in their order.
+
+    A ToR's own end, `ELECTRICAL_DEVICE`, has the same rate.
+    """
+    return _Plan(topology, links, prefix).eps_room()
 
 
 def room_name(prefix: str, name: str) -> str:
@@ -174,7 +174,11 @@ class _Plan:
         self._prefix = prefix
         self._host = _bucket(links.link_mbit_per_s, HOST_QUEUE_MS)
         self._uplink = _bucket(links.link_mbit_per_s, UPLINK_QUEUE_MS)
-        self._electrical = electrical_buckets(topology, links)
+        each = links.link_mbit_per_s / links.oversubscription
+        self._electrical = {
+            tor: _bucket(max(1, len(topology.nodes_of(tor))) * each, ELECTRICAL_QUEUE_MS)
+            for tor in topology.tors
+        }
         self._reached = {name: _reached(topology, name) for name in topology.switches}
 
     def room(self, name: str) -> str:
@@ -193,7 +197,7 @@ class _Plan:
     def tor_room(self, tor: TorPlace, control_address: str) -> Room:
         gateway = tor.electrical_gateway
         electrical = Port(
-            "e0", f"{tor.electrical_address}/31", self._electrical[tor.name],
+            ELECTRICAL_DEVICE, f"{tor.electrical_address}/31", self._electrical[tor.name],
             (Neighbour(gateway, mac_of(gateway)),),
         )  # fmt: skip
         hosts = self.topology.nodes_of(tor.name)
@@ -210,7 +214,9 @@ class _Plan:
         paths = (
             *(Path(f"{node.address}/32", node.address, f"h{i}") for i, node in enumerate(hosts, 1)),
             *(
-                Path(other.prefix, gateway, "e0", ELECTRICAL_METRIC, ELECTRICAL_PROTOCOL)
+                Path(
+                    other.prefix, gateway, ELECTRICAL_DEVICE, ELECTRICAL_METRIC, ELECTRICAL_PROTOCOL
+                )
                 for other in self.topology.tors.values()
                 if other.name != tor.name
             ),
@@ -239,7 +245,7 @@ class _Plan:
                     DATA_MTU,
                 )
             yield Wire(
-                End("e0", self.room(tor.name), mac_of(tor.electrical_address)),
+                End(ELECTRICAL_DEVICE, self.room(tor.name), mac_of(tor.electrical_address)),
                 End(f"t{number}", self.room("eps"), mac_of(tor.electrical_gateway)),
                 DATA_MTU,
             )
