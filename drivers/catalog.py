@@ -12,13 +12,20 @@ from drivers.address import (
     Address,
     Credentials,
     SerialAddress,
+    SshAddress,
     TcpAddress,
     parse,
 )
 from drivers.base import Delta, Ocs, Transport
-from drivers.errors import Misuse
+from drivers.errors import BadAddress, Misuse
 from drivers.ocs.line import Access
 from drivers.ocs.polatis import PolatisScpi, PolatisTl1
+from drivers.tor import remote
+from drivers.tor.base import Tor
+from drivers.tor.frr import FrrTor
+from drivers.tor.linux import LinuxTor
+from drivers.tor.netlink import NetlinkTor
+from drivers.transports.commands import Commands
 
 OPEN_TIMEOUT_NS = 15_000_000_000
 """For connecting and logging in: key exchange with a small embedded processor takes seconds."""
@@ -29,6 +36,16 @@ DRIVERS: Mapping[str, type[PolatisScpi | PolatisTl1]] = MappingProxyType(
         "polatis-tl1": PolatisTl1,
     }
 )
+
+TORS: Mapping[str, type[NetlinkTor | LinuxTor | FrrTor]] = MappingProxyType(
+    {
+        "netlink": NetlinkTor,
+        "linux-ssh": LinuxTor,
+        "frr-ssh": FrrTor,
+    }
+)
+"""Those whose name ends in ``-ssh`` are reached by a URL."""
+NETNS = "netns://"
 
 
 def open_ocs(
@@ -54,6 +71,42 @@ def open_ocs(
     return construct(
         Access(name, address, opener, exchange_timeout_ns, open_timeout_ns, credentials)
     )
+
+
+def open_tor(
+    driver: str,
+    url: str,
+    *,
+    name: str,
+    credentials: Credentials = NO_CREDENTIALS,
+    exchange_timeout_ns: int,
+    open_timeout_ns: int = OPEN_TIMEOUT_NS,
+) -> Tor:
+    """Open a steerable ToR: by SSH (``ssh://admin@10.0.0.5:22``) or here (``netns://NAME``).
+
+    ``netns://`` alone is the network namespace that we are in. Each exchange has
+    `exchange_timeout_ns`. Raises `Misuse` (unknown driver), `BadAddress`, or what opening raises:
+    `Unreachable`, `Untrusted`, `AccessDenied`, `DeadlineExpired`, `LinkLost`.
+    """
+    if driver not in TORS:
+        raise Misuse(f"no ToR driver {driver!r}; there are {', '.join(sorted(TORS))}")
+    construct = TORS[driver]
+    if issubclass(construct, NetlinkTor):
+        if not url.startswith(NETNS):
+            raise BadAddress(f"ToR {name}: url {url!r}: use {NETNS}NAME, a network namespace here")
+        return construct(name, url.removeprefix(NETNS))
+    address = parse(url)
+    if not isinstance(address, SshAddress):
+        raise BadAddress(f"ToR {name}: url {url!r}: use ssh://admin@10.0.0.5:22")
+    opener = partial(open_commands, address, credentials)
+    return construct(remote.Access(name, address, opener, exchange_timeout_ns, open_timeout_ns))
+
+
+def open_commands(address: SshAddress, credentials: Credentials, deadline_ns: int) -> Commands:
+    """Log in to a device on which commands are run."""
+    from drivers.transports.ssh_exec import SshCommands  # noqa: PLC0415
+
+    return SshCommands(address, credentials, deadline_ns)
 
 
 def preview(driver: str, delta: Delta) -> list[str]:

@@ -1,5 +1,6 @@
 """Steering a ToR: only the difference is sent, it is read back, and no other route is touched."""
 
+import json
 import os
 import socket
 import subprocess
@@ -14,8 +15,13 @@ from drivers import netlink
 from drivers.errors import Misuse, Refused, Unreachable
 from drivers.interfaces import End, Interfaces
 from drivers.netlink import Request
-from drivers.tor.base import Route
-from drivers.tor.netlink import ELECTRICAL_METRIC, ELECTRICAL_PROTOCOL, NetlinkTor
+from drivers.tor.base import Hop, Route
+from drivers.tor.netlink import (
+    ELECTRICAL_METRIC,
+    ELECTRICAL_PROTOCOL,
+    FLOW_HASH,
+    NetlinkTor,
+)
 
 pytestmark = pytest.mark.root
 LIMIT_S = 10.0
@@ -180,3 +186,21 @@ def test_opening_and_closing_leaks_no_descriptor(netns: str) -> None:
         tor.close()
         tor.close()
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_flows_are_spread_over_parallel_hops_and_a_pinned_host_is_not(
+    tor: NetlinkTor, netns: str
+) -> None:
+    netlink.run_in(netns, lambda: netlink.write_sysctl(*FLOW_HASH))
+    both = Route("198.19.1.0/24", (Hop(FAR, "u1"), Hop(FAR, "u2")))
+    tor.apply(frozenset({both, Route.one("198.19.1.7/32", FAR, "u2")}))
+    ways = {
+        (host, way_out(netns, f"198.19.1.{host}", port)) for host in (7, 8) for port in range(64)
+    }
+    assert ways == {(7, "u2"), (8, "u1"), (8, "u2")}
+
+
+def way_out(netns: str, to: str, port: int) -> str:
+    flow = ["ipproto", "udp", "sport", "5000", "dport", str(5000 + port)]
+    argv = ["ip", "-n", netns, "-json", "route", "get", to, *flow]
+    return str(json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)[0]["dev"])
