@@ -4,7 +4,8 @@ Tested on FRR 8.4. Our routes have tag 202 and administrative distance 10: they 
 over static ones with a greater distance, which carry the electrical path. Routes that win over ours
 (the operator's own static ones of distance 1, or put into the kernel by anybody else: distance 0)
 are found out, and said. A route over several hops is as many lines of configuration. A change goes
-out as one ``configure terminal``, new hops before old ones, and is never saved for the next start.
+out as one ``configure terminal``, new hops before old ones, and is never saved for the next start;
+the same command reads it back.
 
 FRR takes any route into its configuration and puts it in force a little later, or not at all (no
 such interface, no link): so a change is first read back from the configuration, then waited for in
@@ -33,7 +34,8 @@ LINES_MAX = 200
 """Lines of configuration in one command: a shell takes 128 KiB."""
 PAUSE_NS = 5_000_000
 """Between two looks at a routing table that is still on its way."""
-CONFIGURATION = ("vtysh", "-c", "show running-config")
+SHOW = "show running-config"
+CONFIGURATION = ("vtysh", "-c", SHOW)
 IN_FORCE = ("vtysh", "-c", f"show ip route tag {TAG} json")
 NOTHING = Delta((), (), ())
 _NEAR = re.compile(rf"^ip route (\S+)/32 (\S+) tag {NEAR_TAG} {DISTANCE}$", re.MULTILINE)
@@ -66,16 +68,22 @@ class FrrTor(Steering):
         self._remote.close()
 
     def _read(self) -> frozenset[Route]:
-        text = self._vtysh(CONFIGURATION)
-        self._near = parse_near(text)
-        return parse_configuration(text)
+        return self._parsed(self._vtysh(CONFIGURATION))
 
-    def _send(self, before: frozenset[Route], wanted: frozenset[Route]) -> None:
-        self._configure(batch(Delta.between(before, wanted), self._near, hops_of(wanted)))
+    def _send(self, before: frozenset[Route], wanted: frozenset[Route]) -> frozenset[Route]:
+        delta = Delta.between(before, wanted)
+        return self._configure(batch(delta, self._near, hops_of(wanted)))
 
-    def _configure(self, lines: list[str]) -> None:
+    def _configure(self, lines: list[str]) -> frozenset[Route]:
+        """Enter lines into the configuration; return our routes as it holds them then."""
+        text = ""
         for at in range(0, len(lines), LINES_MAX):
-            self._vtysh(command(lines[at : at + LINES_MAX]))
+            text = self._vtysh(command(lines[at : at + LINES_MAX]))
+        return self._parsed(text)
+
+    def _parsed(self, configuration: str) -> frozenset[Route]:
+        self._near = parse_near(configuration)
+        return parse_configuration(configuration)
 
     def _confirm(
         self, before: frozenset[Route], found: frozenset[Route], wanted: frozenset[Route]
@@ -83,7 +91,6 @@ class FrrTor(Steering):
         super()._confirm(before, found, wanted)
         if self._near != hops_of(wanted):  # a change was cut between its routes and their hops
             self._configure(batch(NOTHING, self._near, hops_of(wanted)))
-            self._near = hops_of(wanted)
         changed = {route.prefix for route in before ^ wanted}
         expected = frozenset(route for route in wanted if route.prefix in changed)
         limit_ns = self._access.now_ns() + self._access.exchange_timeout_ns
@@ -140,8 +147,9 @@ def hops_of(routes: frozenset[Route]) -> frozenset[Hop]:
 
 
 def command(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return the vtysh command that enters `lines` into the configuration."""
-    return ("vtysh", *(word for line in ("configure terminal", *lines) for word in ("-c", line)))
+    """Return the vtysh command that enters `lines` into the configuration, then shows it."""
+    entered = ("configure terminal", *lines, "end", SHOW)
+    return ("vtysh", *(word for line in entered for word in ("-c", line)))
 
 
 def _words(prefix: str, hop: Hop) -> str:

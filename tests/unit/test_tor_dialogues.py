@@ -8,7 +8,7 @@ import pytest
 from drivers.address import SshAddress
 from drivers.errors import Garbled, LinkLost, Refused
 from drivers.tor.base import Delta, Hop, Route
-from drivers.tor.frr import FrrTor, batch, command
+from drivers.tor.frr import FrrTor, batch
 from drivers.tor.linux import LinuxTor
 from drivers.tor.remote import Access
 from drivers.transports.commands import Finished
@@ -139,4 +139,3 @@ def test_frr_makes_new_hops_before_it_breaks_old_ones() -> None:
         "no ip route 198.19.1.0/24 198.18.128.9 u1 tag 202 10 onlink",
         "no ip route 198.18.128.9/32 u1 tag 201 10",
     ]
-    assert command(["a b"]) == ("vtysh", "-c", "configure terminal", "-c", "a b")
