@@ -66,6 +66,14 @@ class AgentLost(InfrastructureError):
     """An agent that stopped answering."""
 
 
+class SteeringFailed(InfrastructureError):
+    """ToRs that did not take their routes; all others have theirs. `failures`: why, by ToR."""
+
+    def __init__(self, failures: dict[str, str]) -> None:
+        self.failures = failures
+        super().__init__("; ".join(failures.values()))
+
+
 class StepFailed(HarnessError):
     """What was to be measured failed on a sound bench: wrong data, an expired collective."""
 

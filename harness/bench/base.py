@@ -108,7 +108,7 @@ class Bench(Protocol):
         """Ask several agents at once; all answers, or one error that names every agent at fault."""
 
     async def steer(self, wanted: Mapping[str, frozenset[Route]]) -> None:
-        """Make these the steering routes of these ToRs."""
+        """Make these the steering routes of these ToRs; raises `SteeringFailed`."""
 
     async def electrical(self, oversubscription: float | None) -> None:
         """Let the electrical path of each ToR carry its hosts' rates divided by this.

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from drivers.errors import DriverError
 from drivers.tor.base import Route, Tor
 from harness.bench.children import Children
 from harness.bench.switches import ThreadedSwitch
 from harness.clock import NS_PER_S, Clock
-from harness.errors import HarnessError, InfrastructureError, UsageError
+from harness.errors import HarnessError, InfrastructureError, SteeringFailed, UsageError
 from harness.fabric.topology import Topology
 from harness.model.bench import Bench, Switch
 from harness.tasks import beside
@@ -68,13 +69,19 @@ class RunningBench:
         return await self.link.notes.get()
 
     async def steer(self, wanted: Mapping[str, frozenset[Route]]) -> None:
-        """Apply the steering routes of each ToR.
+        """Apply the steering routes of each ToR; raises `SteeringFailed` once all were asked.
 
         In turn and in this thread: over netlink a ToR takes some tens of microseconds, less than
         handing it to a thread would.
         """
+        failures = {}
         for name, routes in wanted.items():
-            self.tors[name].apply(routes)
+            try:
+                self.tors[name].apply(routes)
+            except DriverError as fault:
+                failures[name] = str(fault) if name in str(fault) else f"{name}: {fault}"
+        if failures:
+            raise SteeringFailed(failures)
 
     async def electrical(self, oversubscription: float | None) -> None:
         """Change the rates of the electrical path; see `harness.bench.base`."""

@@ -15,6 +15,7 @@ from typing import Any
 from drivers.errors import DriverError
 from harness.bench.base import Switched
 from harness.clock import NS_PER_S
+from harness.errors import SteeringFailed
 from harness.fabric.circuits import Plan
 from harness.fabric.links import Link
 from harness.run.hearing import HEAR_NS, Verdict, hear
@@ -36,6 +37,8 @@ class Change:
     """Switches that did not do as they were told, and why."""
     dark: dict[str, frozenset[int]] = field(default_factory=dict)
     """By switch, egress ports without light."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """ToRs that were not steered onto the new circuits, and why."""
     unlit: dict[Link, str] = field(default_factory=dict)
     """Links that did not come up though their switches did as they were told, and why."""
 
@@ -83,10 +86,20 @@ async def switch_over(
     change.device_ns += reading_ns
     verified = await _verify(session, change, healthy, hearing)
     if session.lit != verified:
-        await session.steer(verified)
+        await _steer_back(session, change, verified)
     change.stamps["steered"] = session.bench.clock.now_ns()
     session.shape = name_of(shape, plan, verified)
     return change
+
+
+async def _steer_back(session: Session, change: Change, verified: frozenset[Link]) -> None:
+    """Send traffic over what is up; a ToR that refuses goes on sending its own electrically."""
+    try:
+        await session.steer(verified)
+    except SteeringFailed as refusal:
+        session.lit = verified
+        change.refused |= refusal.failures
+        change.failures |= refusal.failures
 
 
 def listen(session: Session, plan: Plan) -> Coroutine[Any, Any, Verdict]:

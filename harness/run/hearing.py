@@ -37,17 +37,17 @@ class Watch:
     interval_ns: int
 
 
-async def beacons_on(session: Session, links: frozenset[Link]) -> Watch:
-    """Start beacons on both ends of `links` where an agent can.
+async def beacons_on(session: Session, ends: Iterable[Uplink], every_ns: int = BEACON_NS) -> Watch:
+    """Start beacons on uplinks where an agent can.
 
     A ToR with many uplinks sends less often on each: the load stays the same, and small.
     """
     devices: dict[str, list[str]] = {}
-    for end in sorted(uplinks_of(links)):
+    for end in sorted(ends):
         if end.tor in session.watchers:
             devices.setdefault(end.tor, []).append(end.device)
     widest = max((len(names) for names in devices.values()), default=0)
-    interval_ns = BEACON_NS * max(1, ceil(widest / DEVICES_AT_FULL_RATE))
+    interval_ns = every_ns * max(1, ceil(widest / DEVICES_AT_FULL_RATE))
     await session.bench.ask_all(
         {
             tor: StartBeacons(devices=tuple(names), interval_ns=interval_ns)

@@ -16,7 +16,7 @@ from harness.model.scenario import Reconfigure
 from harness.model.sizes import parse_size
 from harness.model.streams import STAGES
 from harness.run.change import Change, listen, moving, prepare, switch_over
-from harness.run.hearing import Watch, beacons_off, beacons_on, dark_ns, lost_on
+from harness.run.hearing import Watch, beacons_off, beacons_on, dark_ns, lost_on, uplinks_of
 from harness.run.session import MESSAGE_NS, Session
 from harness.run.stages import Breakdown, Waits, breakdown, in_order
 from harness.tasks import beside
@@ -98,7 +98,7 @@ class _Once:
         session, step = self.session, self.step
         before, plan = session.shape, session.plans[self.shape]
         reference_ns = await _iteration_ns(session)
-        watch = await beacons_on(session, session.lit | plan.links)
+        watch = await beacons_on(session, uplinks_of(session.lit | plan.links))
         intent_ns = self._stamp("intent")
         drains = not step.ride_through
         async with (

@@ -12,7 +12,7 @@ from harness.model.scenario import Collectives, Generate, Op, Reconfigure, Rl, S
 from harness.model.sizes import format_size, parse_size
 from harness.run.change import listen, switch_over
 from harness.run.generation.generate import generate
-from harness.run.hearing import beacons_off, beacons_on
+from harness.run.hearing import beacons_off, beacons_on, uplinks_of
 from harness.run.reconfigure import reconfigure
 from harness.run.rl.loop import rl
 from harness.run.session import Session
@@ -137,7 +137,7 @@ def collective_row(
 async def shift(session: Session, step: Shift, number: int) -> None:
     """Bring a shape up with no traffic running."""
     plan = session.plans[step.shape]
-    watch = await beacons_on(session, plan.links)
+    watch = await beacons_on(session, uplinks_of(plan.links))
     async with beside(listen(session, plan)) as hearing:
         change = await switch_over(session, plan, step.shape, hearing)
     await beacons_off(session, watch)

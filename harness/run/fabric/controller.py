@@ -1,0 +1,279 @@
+"""The fabric's controller: told of the work to come, it decides which circuits are to carry it.
+
+A step's traffic is announced as a whole: the communications of training, the gathering of new
+weights, their way to the engines. By that a course is set: which circuits from which communication
+on. Where one begins, the change is weighed again with what is known then; the newest decision
+replaces one that has not begun, and one whose window is over is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.fabric.circuits import DARK, Plan
+from harness.fabric.course import Course, Segment, course
+from harness.fabric.decision import Decision, Links, Settings, decide, still_pays
+from harness.fabric.demand import Comm, Demand, total
+from harness.fabric.planner import plan_demand
+from harness.fabric.windows import Window, Windows
+from harness.model.fabric_rules import CIRCUITS, Arm
+from harness.run.fabric.circuits import Circuits
+from harness.run.fabric.told import decision_row
+from harness.run.hearing import beacons_off, beacons_on
+from harness.run.session import Session
+from harness.tasks import to_the_end
+
+STEPS_AHEAD = 4
+"""Over which a change that leads to and fro is weighed."""
+BEACONS_NS = 5 * NS_PER_MS
+"""Between two beacons on an uplink: how late a far end may be seen. They cost the nodes' cores."""
+
+
+class Ahead(NamedTuple):
+    """Traffic that was announced, and the course set for it; `at`: what of it comes next.
+
+    `due_ns`: when that is expected to begin, or has begun; None: not known.
+    """
+
+    comms: tuple[Comm, ...]
+    course: Course
+    at: int = 0
+    due_ns: int | None = None
+
+    @property
+    def segment(self) -> int:
+        """Index of the course's segment that `at` is in."""
+        return max(i for i, each in enumerate(self.course.segments) if each.first <= self.at)
+
+    @property
+    def plan(self) -> Plan:
+        """The circuits that are to carry what comes next."""
+        return self.course.segments[self.segment].plan
+
+    @property
+    def rest(self) -> tuple[Comm, ...]:
+        """What these circuits are to carry, from `at` on."""
+        ends = [each.first for each in self.course.segments[self.segment + 1 :]]
+        return self.comms[self.at : ends[0] if ends else len(self.comms)]
+
+
+@dataclass
+class Controller:
+    """Decides for one arm. `expect`, `reached`, `begun` and `over` tell it what happens."""
+
+    session: Session
+    arm: Arm
+    number: int
+    windows: Windows = field(default_factory=Windows)
+
+    def __post_init__(self) -> None:
+        """Begin with nothing ahead."""
+        self.clock = self.session.bench.clock
+        self.topology = self.session.bench.topology
+        self.circuits = Circuits(self.session, self.arm, self.number)
+        self._ahead: Ahead | None = None
+        self._decided: tuple[Demand, Decision] | None = None
+        self._static: Plan | None = None
+        self._wake, self._idle = asyncio.Event(), asyncio.Event()
+        self._idle.set()
+        self._ended: tuple[str, int] | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, session: Session, arm: Arm, number: int) -> AsyncIterator[Controller]:
+        """Watch all uplinks while the body runs; then take the circuits down.
+
+        Arms without circuits of their own follow nothing.
+        """
+        controller = cls(session, arm, number)
+        if not controller.follows:
+            yield controller
+            return
+        watch = await beacons_on(session, controller.topology.uplinks, BEACONS_NS)
+        try:
+            yield controller
+        finally:
+            await to_the_end(controller._take_down())
+            await beacons_off(session, watch)
+
+    @property
+    def follows(self) -> bool:
+        """Whether it has circuits to light."""
+        return self.arm.fabric in CIRCUITS
+
+    # -- what it is told ------------------------------------------------------------------------
+
+    def expect(self, kind: str, comms: Sequence[Comm]) -> None:
+        """Announce a step's traffic, in order, which begins with this kind; `begun` says when."""
+        if not self.follows or not comms:
+            return
+        due_ns, first = None, comms[0]
+        if self._ended is not None:
+            ended, at_ns = self._ended
+            window = self.windows.expected((ended, kind), first.gap_ns)
+            due_ns = at_ns + round(window.ns) if window.seen else None
+            first = first._replace(gap_ns=window.ns)
+        comms = (first, *comms[1:])
+        self._ahead = Ahead(comms, self._course(comms), 0, due_ns)
+        self._decide()
+
+    def reached(self, index: int) -> None:
+        """All announced communications before `index` have ended."""
+        ahead = self._ahead
+        if ahead is None or not ahead.at < index < len(ahead.comms):
+            return
+        due_ns = self.clock.now_ns() + round(ahead.comms[index].gap_ns)
+        was, self._ahead = ahead.segment, ahead._replace(at=index, due_ns=due_ns)
+        if self._ahead.segment != was:
+            self._decide()
+
+    def begun(self, kind: str) -> None:
+        """Traffic of this kind, which comes next, begins now: how long it was awaited is learnt."""
+        now_ns = self.clock.now_ns()
+        if self._ended is not None:
+            ended, at_ns = self._ended
+            self.windows = self.windows.observed((ended, kind), now_ns - at_ns)
+            self._ended = None
+        if self._ahead is not None:
+            self._ahead = self._ahead._replace(due_ns=now_ns)
+
+    def over(self, kind: str) -> None:
+        """All traffic of this kind has ended."""
+        self._ended = (kind, self.clock.now_ns())
+
+    def window_ns(self, before: str, after: str, announced_ns: float = 0.0) -> float:
+        """Return how long nobody is expected to send between these two."""
+        return self.windows.expected((before, after), announced_ns).ns
+
+    async def settled(self, limit_ns: int) -> bool:
+        """Wait until no change is decided or under way; whether that came about in time."""
+        try:
+            async with asyncio.timeout(limit_ns / NS_PER_S):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # -- what it decides ------------------------------------------------------------------------
+
+    def _course(self, comms: Sequence[Comm]) -> Course:
+        """Set the course of a step; in the arm ``static`` one plan carries all steps."""
+        if self.arm.fabric == "static":
+            plan = self._static or self._plan(total(self.topology, _whole(comms), "step"))
+            self._static = plan
+            return Course((Segment(0, plan),), 0.0, 0.0, 0.0)
+        return course(
+            self.topology,
+            self.session.lit,
+            comms,
+            lambda demand, _: self._plan(demand),
+            settings=self._settings(),
+            broken=self.circuits.broken,
+            steps=STEPS_AHEAD,
+        )
+
+    def _plan(self, demand: Demand) -> Plan:
+        """Plan without what is broken; over a ToR that cannot be steered all stays as it is."""
+        lit, stiff = self.session.lit, self.circuits.unsteered.keys()
+        uplinks = (str(up) for up in self.topology.uplinks if up.tor in stiff)
+        broken = frozenset({*self.circuits.broken, *uplinks})
+        plan = plan_demand(self.topology, demand.sent_bytes, lit=lit, broken=broken)
+        return Plan(plan.links | self._held(), plan.unserved)
+
+    def _held(self) -> Links:
+        stiff = self.circuits.unsteered.keys()
+        return frozenset(link for link in self.session.lit if {link.a.tor, link.b.tor} & stiff)
+
+    def _settings(self) -> Settings:
+        return Settings.of(self.session.scenario.fabric, self.circuits.steer_ns)
+
+    def _decide(self) -> None:
+        """Weigh what the course says for now, and have it carried out if anything is to be done."""
+        ahead = self._ahead
+        if ahead is None:
+            return
+        begin_ns = self.clock.now_ns()
+        demand = total(self.topology, _whole(ahead.rest), ahead.comms[ahead.at].name)
+        decided = self._weighed(ahead, demand)
+        self._tell(demand, decided, self.clock.now_ns() - begin_ns)
+        self._decided = None
+        if decided.action in ("change", "electrical") and decided.plan.links != self.session.lit:
+            self._decided = demand, decided
+            self._idle.clear()
+            self._wake.set()
+
+    def _weighed(self, ahead: Ahead, demand: Demand) -> Decision:
+        now_ns, changed_ns = self.clock.now_ns(), self.circuits.changed_ns
+        due_ns = ahead.due_ns
+        return decide(
+            self.topology,
+            self.session.lit,
+            demand,
+            [ahead.plan],
+            None if due_ns is None else Window(max(0.0, due_ns - now_ns)),
+            settings=self._settings(),
+            since_change_ns=None if changed_ns is None else now_ns - changed_ns,
+            broken=self.circuits.broken,
+            busy=self._held(),
+        )
+
+    # -- what it does ---------------------------------------------------------------------------
+
+    async def tend(self) -> None:
+        """Carry decisions out, one at a time, as long as the arm lasts."""
+        while self.follows:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._decided is not None:
+                (demand, decided), self._decided = self._decided, None
+                await self._commit(demand, decided)
+            self._idle.set()
+
+    async def guard(self) -> None:
+        """Watch the circuits; plan again when one went dark, or a switch is back."""
+        while self.follows:
+            if await self.circuits.guard():
+                self._again()
+
+    async def _commit(self, demand: Demand, decided: Decision) -> None:
+        """Make a change, if it still pays; plan again if that showed something to be broken."""
+        due_ns = self._ahead.due_ns if self._ahead else None
+        if due_ns is not None:
+            decided = still_pays(decided, due_ns - self.clock.now_ns())
+            if decided.action == "dropped":
+                return self._tell(demand, decided, 0)
+        broken = len(self.circuits.broken) + len(self.circuits.unsteered)
+        await to_the_end(self.circuits.change(demand.name, decided.plan))
+        if len(self.circuits.broken) + len(self.circuits.unsteered) != broken:
+            self._again()
+        return None
+
+    def _again(self) -> None:
+        """Set the course anew for what is left of the step, with what of the fabric is left."""
+        ahead, self._static = self._ahead, None
+        if ahead is None:
+            return
+        set_anew = self._course(ahead.comms[ahead.at :])
+        segments = tuple(Segment(ahead.at + first, plan) for first, plan in set_anew.segments)
+        self._ahead = ahead._replace(course=replace(set_anew, segments=segments))
+        self._decide()
+
+    async def _take_down(self) -> None:
+        """Send all traffic the electrical path, and let the circuits go dark."""
+        self._ahead = self._decided = None
+        if self.session.lit:
+            await self.circuits.change("end", DARK)
+
+    def _tell(self, demand: Demand, decided: Decision, took_ns: int) -> None:
+        row = decision_row(demand.name, demand.total_bytes, decided, took_ns / NS_PER_MS)
+        whose = {"step": self.number, "policy": str(self.arm)}
+        self.session.record.event("fabric", whose | row)
+
+
+def _whole(comms: Sequence[Comm]) -> list[Demand]:
+    return [comm.whole for comm in comms]
