@@ -12,14 +12,14 @@ Address plan of emulated benches (all inside 198.18.0.0/15, the range reserved f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from ipaddress import IPv4Address
 from typing import Literal
 
 from drivers.base import Matching
-from drivers.tor.base import Route
+from drivers.tor.base import Hop, Route
 from harness.clock import NS_PER_MS
 from harness.errors import UsageError
 from harness.fabric.links import Link, Trunk, Uplink
@@ -142,19 +142,31 @@ class Topology:
     def routes(self, links: frozenset[Link]) -> dict[str, frozenset[Route]]:
         """Return, per steered ToR, the routes that send traffic over `links`.
 
-        Hosts of the far ToR are reached by the link's uplink. ToRs without links get an empty set:
-        electrical.
+        Hosts of the far ToR are reached by the link's uplink. Parallel links share the flows to
+        them by hash, and because few large flows seldom fall evenly, each host is also given one
+        of them, in turn. ToRs without links get an empty set: electrical.
         """
-        routes: dict[str, dict[str, Route]] = {
+        hops: dict[str, dict[str, list[Hop]]] = {
             name: {} for name, place in self.tors.items() if place.steered
         }
         for link in sorted(links):
             for near, far in link.ways:
-                if near.tor in routes:
-                    prefix = self.tors[far.tor].prefix
-                    route = Route.one(prefix, far.address, near.device)
-                    routes[near.tor].setdefault(prefix, route)
-        return {tor: frozenset(by_prefix.values()) for tor, by_prefix in routes.items()}
+                if near.tor in hops:
+                    hop = Hop(far.address, near.device)
+                    hops[near.tor].setdefault(far.tor, []).append(hop)
+        return {
+            tor: frozenset(
+                route for far, ways in to.items() for route in self._routes_to(far, ways)
+            )
+            for tor, to in hops.items()
+        }
+
+    def _routes_to(self, tor: str, hops: Sequence[Hop]) -> Iterator[Route]:
+        """Yield the route to a ToR's hosts, and where there are several ways, that to each host."""
+        yield Route(self.tors[tor].prefix, tuple(hops))
+        if len(hops) > 1:
+            for i, node in enumerate(self.nodes_of(tor)):
+                yield Route(f"{node.address}/32", (hops[i % len(hops)],))
 
 
 def topology_of(bench: Bench) -> Topology:

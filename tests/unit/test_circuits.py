@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from harness.errors import UsageError
 from harness.fabric.circuits import factor_round, plan_shape, ring_colours
+from harness.fabric.links import Link
 from harness.fabric.topology import Topology, topology_of
 from harness.model.bench import Bench, Node, Switch, Tor
 from harness.model.load import load_bench
@@ -114,8 +115,28 @@ def test_routes_lead_each_way_and_tors_without_links_are_electrical() -> None:
     [there], [back] = routes["t0"], routes["t1"]
     assert there.prefix == three.tors["t1"].prefix
     assert back.prefix == three.tors["t0"].prefix
-    assert there.via == three.uplinks[1].address
+    assert there.hops[0].via == three.uplinks[1].address
     assert routes["t2"] == frozenset()
+
+
+def test_parallel_links_share_flows_and_each_host_has_one_of_them() -> None:
+    bench = load_bench(QUICKSTART)
+    nodes = {f"n{i}": Node(tor=f"tor{i // 3}") for i in range(6)}
+    topology = topology_of(msgspec.structs.replace(bench, nodes=nodes))
+    both = Shape(circuits=("tor0-tor1@agg0", "tor0-tor1@agg1"))
+    routes = topology.routes(plan_shape(topology, "both", both).links)
+    hops = {route.prefix: route.hops for route in routes["tor0"]}
+    assert len(hops.pop(topology.tors["tor1"].prefix)) == 2
+    devices = [hops[f"{topology.nodes[n].address}/32"][0].device for n in ("n3", "n4", "n5")]
+    assert devices == ["u1", "u2", "u1"]
+
+
+def test_a_one_way_link_is_a_route_for_its_sender_only() -> None:
+    three = topology(3, 1)
+    a, b = three.uplinks[:2]
+    routes = three.routes(frozenset({Link(a, b, both=False)}))
+    assert [route.prefix for route in routes["t0"]] == [three.tors["t1"].prefix]
+    assert routes["t1"] == frozenset()
 
 
 def test_a_tor_that_is_not_steered_gets_no_routes() -> None:
