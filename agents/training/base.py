@@ -69,8 +69,11 @@ class Trainer(Protocol):
     def step(self, version: int, samples: Sequence[Sample], tell: Tell) -> StepDone:
         """Learn from the samples: this rank takes its shard of them, and all ranks step once."""
 
-    def publish(self, path: Path | None) -> None:
-        """Gather the weights; the rank that is given a path writes them there (safetensors)."""
+    def publish(self, path: Path | None, writers: Sequence[int] = (0,)) -> None:
+        """Gather the weights at the ranks `writers`: those are given a path, and write them there.
+
+        Safetensors files that are alike, byte for byte.
+        """
 
     def weights_bytes(self) -> int:
         """Return the size of the file that `publish` writes, about."""

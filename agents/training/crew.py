@@ -19,6 +19,7 @@ from agents.process import Unkillable
 from agents.seat import Seat, combine
 from agents.training.folder import Folder
 from agents.training.orders import FRAMES, Join, Joined, Learned, Publish, Published, Told
+from harness.errors import UsageError
 from harness.model.nccl import NCCL_ALLOWED
 from harness.wire.generation import Span
 from harness.wire.messages import Failure, Message, Note
@@ -53,7 +54,7 @@ class Crew:
         self._killed: list[Failure] = []
         self._ordering = asyncio.Lock()
         self._ended = False
-        self._folder = Folder() if 0 in asked.ranks else None
+        self._folder = Folder()
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -135,8 +136,7 @@ class Crew:
             *(s.end() for s in self._seats.values()), return_exceptions=True
         )
         self.events.stir()
-        if self._folder:
-            self._folder.remove()
+        self._folder.remove()
         failed = [end for end in ends if isinstance(end, BaseException)]
         for bug in (end for end in failed if not isinstance(end, Unkillable)):
             raise bug
@@ -197,15 +197,19 @@ class Crew:
         return trained(asked.version, learned, leads=0 in self._seats)
 
     async def publish(self, asked: PublishWeights, due_ns: int) -> WeightsPublished:
-        """Have the weights written on rank 0's node; of those before, the last stays."""
-        path = str(self._folder.place(asked.version)) if self._folder else ""
+        """Have the weights written, if here is a writer; of those before, the last stays."""
+        here = [rank for rank in self._seats if rank in asked.writers]
+        if len(here) > 1 or not set(asked.writers) <= set(range(self.asked.world_size)):
+            raise UsageError(f"ranks {asked.writers} are not one a node of {self.asked.world_size}")
+        path = str(self._folder.place(asked.version)) if here else ""
         bodies = [
-            Publish(version=asked.version, path=path if rank == 0 else "") for rank in self._seats
+            Publish(version=asked.version, path=path if rank in here else "", writers=asked.writers)
+            for rank in self._seats
         ]
         published: list[Published] = await self._order(bodies, due_ns)
-        if self._folder:
+        if here:
             self._folder.forget_older(asked.version)
-        writer = published[list(self._seats).index(0)] if self._folder else None
+        writer = published[list(self._seats).index(here[0])] if here else None
         return WeightsPublished(
             version=asked.version,
             path=path,

@@ -62,10 +62,14 @@ class Learned(Message, frozen=True, kw_only=True, tag="learned"):
 
 
 class Publish(Message, frozen=True, kw_only=True, tag="publish"):
-    """Gather the weights of `version`; where `path` is given, write them there. `Published`."""
+    """Gather the weights of `version` at the ranks `writers`; these write them to `path`.
+
+    It is "" for all others. Answer: `Published`.
+    """
 
     version: int
     path: str
+    writers: tuple[int, ...]
 
 
 class Published(Message, frozen=True, kw_only=True, tag="published"):

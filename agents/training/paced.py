@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from agents.training.axes import expert_copies, place_of
 from agents.training.base import Groups, Place, StepDone, Tell
 from agents.training.contents import WORD_BYTES, Words, layer_words, words
 from agents.training.exchange import Exchange
+from agents.training.gathering import gather
 from agents.training.groups import new_groups
 from agents.training.micro_batches import dealt
 from agents.training.pace import Pace
@@ -158,43 +158,35 @@ class Paced:
         self._shard = np.concatenate([words(self._spec.seed, version, part) for part in places])
         self._version = version
 
-    def publish(self, path: Path | None) -> None:
-        """Gather all shards at the rank that is given a path, which writes ``layer.N``."""
-        if path is None:
-            self._send(self._shard)
-        else:
-            weights_file.write(path, self._gathered())
+    def publish(self, path: Path | None, writers: Sequence[int] = (0,)) -> None:
+        """Gather all shards at the ranks `writers`, which are given a path: to ``layer.N``."""
+        import torch
 
-    def _gathered(self) -> list[weights_file.Tensor]:
-        """Return all layers, received from their owners in rank order; a (words,) tensor each."""
-        degrees = self._spec.degrees
+        degrees, rank = self._spec.degrees, self._groups.rank
+        places = [
+            shard_of(place_of(n, degrees), degrees, self._layers) for n in range(degrees.ranks)
+        ]
+        shapes = [{f"shard {n}": (sum(map(len, parts)),)} for n, parts in enumerate(places)]
+        shard = torch.from_numpy(self._shard.view(np.int64)).to(self._groups.device)
+        shards = gather({f"shard {rank}": shard}, shapes, writers, rank, shard)
+        if path is not None:
+            found = [shards[f"shard {n}"].cpu().numpy().view(np.uint64) for n in range(len(places))]
+            weights_file.write(path, self._tensors(places, found))
+
+    def _tensors(
+        self, places: Sequence[Sequence[range]], shards: Sequence[Words]
+    ) -> list[weights_file.Tensor]:
+        """Return all layers, a (words,) tensor each, of all ranks' shards and their places."""
         whole = np.empty(self._layers[-1].stop, np.uint64)
-        for rank in range(degrees.ranks):
-            places = shard_of(place_of(rank, degrees), degrees, self._layers)
-            size = sum(map(len, places))
-            found = self._shard if rank == self._groups.rank else self._received(rank, size)
+        for parts, shard in zip(places, shards, strict=True):
             begins = 0
-            for part in places:
-                whole[part.start : part.stop] = found[begins : begins + len(part)]
+            for part in parts:
+                whole[part.start : part.stop] = shard[begins : begins + len(part)]
                 begins += len(part)
         return [
             weights_file.Tensor(f"layer.{n}", "U64", (len(part),), whole[part.start : part.stop])
             for n, part in enumerate(self._layers)
         ]
-
-    def _send(self, shard: Words) -> None:
-        import torch
-
-        tensor = torch.from_numpy(shard.view(np.int64)).to(self._groups.device)
-        torch.distributed.send(tensor, 0)
-
-    def _received(self, rank: int, size: int) -> Words:
-        import torch
-
-        tensor: Any = torch.empty(size, dtype=torch.int64, device=self._groups.device)
-        torch.distributed.recv(tensor, rank)
-        found: Words = tensor.cpu().numpy().view(np.uint64)
-        return found
 
     def weights_bytes(self) -> int:
         """Return the size of the file that `publish` writes, less its header."""

@@ -135,7 +135,7 @@ class Rank:
         self._require(asked.version, "cannot be published")
         begin_ns = time.monotonic_ns()
         path = Path(asked.path) if asked.path else None
-        trainer.publish(path)
+        trainer.publish(path, asked.writers)
         end_ns = time.monotonic_ns()
         size, checksum = measured(path) if path else (0, 0)
         return Published(begin_ns=begin_ns, end_ns=end_ns, bytes=size, checksum=checksum)

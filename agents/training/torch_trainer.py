@@ -23,6 +23,7 @@ from agents.training import grpo, parallel
 from agents.training.base import Groups, StepDone, Tell
 from agents.training.decoder import Config
 from agents.training.first_weights import first
+from agents.training.gathering import gather
 from agents.training.padded import Padded, Planner
 from agents.training.phase_watch import PhaseWatch
 from harness.errors import UsageError
@@ -178,37 +179,29 @@ class TorchTrainer:
 
     # -- weights and state ---------------------------------------------------------------------
 
-    def publish(self, path: Path | None) -> None:
-        """Gather the weights; the rank that is given a path, rank 0, writes them in float32."""
-        weights = self.whole_weights()
+    def publish(self, path: Path | None, writers: Sequence[int] = (0,)) -> None:
+        """Gather the weights at the ranks `writers`, which are given a path: float32."""
+        weights = self.whole_weights(writers)
         if path is not None:
             weights_file.write(path, [_written(name, weights[name]) for name in sorted(weights)])
 
-    def whole_weights(self) -> dict[str, Tensor]:
-        """Return all weights by Hugging Face's names at rank 0, some of them elsewhere."""
-        weights = self._owned()
-        own = [(name, tuple(tensor.shape)) for name, tensor in weights.items()]
-        lists: list[list[tuple[str, tuple[int, ...]]]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(lists, own)
-        if self._groups.rank:
-            for tensor in weights.values():
-                dist.send(tensor, 0)
-            return weights
-        for source, names in enumerate(lists[1:], 1):
-            for name, shape in names:
-                weights[name] = torch.empty(shape, device=self._groups.device)
-                dist.recv(weights[name], source)
-        return weights
+    def whole_weights(self, writers: Sequence[int] = (0,)) -> dict[str, Tensor]:
+        """Return all weights by Hugging Face's names at the writers, some of them elsewhere."""
+        own = self._held()
+        shapes: list[dict[str, tuple[int, ...]]] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(shapes, {name: tuple(held.shape) for name, held in own.items()})
+        like = next(iter(self._shards.values()))
+        return gather(own, shapes, writers, self._groups.rank, like)
 
-    def _owned(self) -> dict[str, Tensor]:
-        """Return the weights, whole, that no rank before this one has; collective."""
-        place, own = self._groups.place, {id(p) for p in parallel.exchanged(self._decoder)}
+    def _held(self) -> dict[str, Tensor]:
+        """Return the weights that this rank has whole, and may give away; collective.
+
+        Of those that TP does not split each of its ranks has a copy: only the first one's counts.
+        """
         wholes = {name: parallel.whole(found.detach()) for name, found in self._parameters.items()}
-        return {
-            name: tensor.contiguous()
-            for name, tensor in wholes.items()
-            if place.tp == 0 and (place.dp == 0 or id(self._parameters[name]) in own)
-        }
+        if self._groups.place.tp:
+            return {}
+        return {name: tensor.contiguous() for name, tensor in wholes.items()}
 
     def weights_bytes(self) -> int:
         """Return the size of the file that `publish` writes, less its header."""

@@ -146,17 +146,19 @@ class StepPlan(Message, frozen=True, kw_only=True, tag="step_plan"):
 
 
 class PublishWeights(Message, frozen=True, kw_only=True, tag="publish_weights"):
-    """Write the weights, whole, to a file in rank 0's node's memory. Answer: `WeightsPublished`.
+    """Write the weights, whole, to a file in some nodes' memory. Answer: `WeightsPublished`.
 
-    Asked of every node that trains, for shards are gathered; the file is a safetensors file with
-    the names that Hugging Face's model has (`real`), or ``layer.N`` (`paced`).
+    Asked of every node that trains, for shards are gathered: at the ranks `writers`, of which a
+    node has one at most. They write the same, byte for byte: a safetensors file with the names
+    that Hugging Face's model has (`real`), or ``layer.N`` (`paced`).
     """
 
     version: int
+    writers: tuple[int, ...] = (0,)
 
 
 class WeightsPublished(Message, frozen=True, kw_only=True, tag="weights_published"):
-    """`path` is "" but on rank 0's node. Spans: ``gather``, ``write``."""
+    """`path` is "" where no writer is. Spans: ``gather``, ``write``."""
 
     version: int
     path: str

@@ -116,6 +116,17 @@ def test_weights_are_those_of_a_single_rank(
 
 
 @pytest.mark.parametrize(("layout", "model"), LAYOUTS)
+def test_every_rank_can_write_the_same_weights(
+    trained: dict[tuple[str, str], Trained], layout: str, model: str
+) -> None:
+    weights = trained[layout, model].weights
+    for rank in range(parse_degrees(layout).ranks):
+        assert weights[f"at-{rank}"].keys() == weights["again"].keys()
+        for name, expected in weights["again"].items():
+            assert weights[f"at-{rank}"][name].tobytes() == expected.tobytes(), (rank, name)
+
+
+@pytest.mark.parametrize(("layout", "model"), LAYOUTS)
 def test_each_phase_comes_as_it_was_announced(
     trained: dict[tuple[str, str], Trained], layout: str, model: str
 ) -> None:

@@ -125,6 +125,28 @@ def test_weights_are_published_whole_and_kept_for_two_versions(tmp_path: Path) -
     run(test())
 
 
+@pytest.mark.parametrize("degrees", ["DP2TP2", "TP2PP2"])
+def test_both_nodes_write_the_same_file(tmp_path: Path, degrees: str) -> None:
+    async def test() -> None:
+        async with pod(tmp_path) as p:
+            await p.open(spec(degrees))
+            both = await p.all(PublishWeights(version=0, writers=(0, 2)), WeightsPublished)
+            paths = [Path(published.path) for published in both]
+            assert paths[0].parent != paths[1].parent
+            for published, path in zip(both, paths, strict=True):
+                assert published.checksum == crc32(path.read_bytes()) == both[0].checksum
+                assert published.bytes == both[0].bytes
+                holds_version(path, 0)
+            other = await p.all(PublishWeights(version=0, writers=(2,)), WeightsPublished)
+            assert [published.path for published in other] == ["", str(paths[1])]
+            wrong = await p.all(PublishWeights(version=0, writers=(0, 1)), Failure)
+            assert "ranks (0, 1) are not one a node of 4" in wrong[0].text
+            await p.all(CloseTraining(), Done)
+            assert not any(path.parent.exists() for path in paths)
+
+    run(test())
+
+
 def holds_version(path: Path, version: int) -> None:
     """A receiver can tell: the contents follow from the seed and the version."""
     layers = layer_words(DENSE, 1e-1)

@@ -81,6 +81,8 @@ def train(rank: int, task: dict[str, Any], folder: Path) -> None:
     trainer.load(folder)
     trainer.step(2, batch, lambda _: None)
     trainer.publish(folder / "again.safetensors" if rank == 0 else None)
+    everywhere = range(spec.degrees.ranks)
+    trainer.publish(folder / f"at-{rank}.safetensors", everywhere)
     found = {"phases": phases, "told": told, "figures": figures, "facts": trainer.facts}
     (folder / f"rank{rank}.json").write_bytes(msgspec.json.encode(found))
     dist.destroy_process_group()
