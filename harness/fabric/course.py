@@ -14,17 +14,21 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.clock import NS_PER_MS
 from harness.fabric.circuits import DARK, Plan
 from harness.fabric.decision import Links, Settings, needed_ns
-from harness.fabric.demand import Comm, Demand, Floats, total
+from harness.fabric.demand import Comm, Demand, Floats
 from harness.fabric.prediction import capacity
 from harness.fabric.refusals import refusal, sound
 from harness.fabric.topology import Topology
 
 PARTS_MAX = 6
 """Plans made for parts of a step: for each axis, then for the heaviest patterns of who sends."""
+
+ALIKE = 12
+"""Decimals of a share of the bytes up to which two patterns are one."""
 
 PlanFor = Callable[[Demand, Links], Plan]
 """The best circuits for a demand, near to those that are lit."""
@@ -81,26 +85,24 @@ def course(
     Where it saves less than `settings.gain_min` over never changing, or over one plan for the
     step, that is chosen.
     """
+    step = _Step.of(topology, comms)
     works = sound(topology, lit, broken)
-    plans, whole = _candidates(topology, works, comms, plan_for, broken)
-    sending = [i for i, comm in enumerate(comms) if comm.demand.total_bytes]
-    if not sending:
-        return Course((Segment(0, plans[0]),), 0.0, 0.0, 0.0)
-    demands = np.stack([comms[i].demand.sent_bytes for i in sending])
-    times = np.array([comms[i].times for i in sending])
-    over_ns = np.stack([capacity(topology, p.links).finish_ns(demands) * times for p in plans], 1)
-    change_ns = _not_hidden(topology, plans, _idle_ns(comms), settings)
+    if not len(step.sending):
+        return Course((Segment(0, Plan(works)),), 0.0, 0.0, 0.0)
+    plans, whole = _candidates(topology, works, step.demands(topology), plan_for, broken)
+    over_ns = np.stack([step.over_ns(topology, plan) for plan in plans], 1)
+    change_ns = _not_hidden(topology, plans, step.idle_ns, settings)
     never_ns = float(over_ns[:, 0].sum())
     whole_ns = float(over_ns[:, whole].sum() + change_ns[0, 0, whole] / steps)
-    path, best_ns = best_path(over_ns, change_ns, steps)
     if not np.isfinite(whole_ns):
         whole, whole_ns = 0, never_ns  # no time to change to it
+    path, best_ns = best_path(over_ns, change_ns, steps)
     least = 1 - settings.gain_min
     if best_ns > least * never_ns:
         path, best_ns = [0] * len(path), never_ns
     elif best_ns > least * whole_ns and whole_ns <= least * never_ns:
         path, best_ns = [whole] * len(path), whole_ns
-    firsts = [0, *(i + 1 for i in sending[:-1])]
+    firsts = [0, *(step.sending[:-1] + 1).tolist()]
     turns = [t for t, k in enumerate(path) if t == 0 or k != path[t - 1]]
     segments = tuple(Segment(firsts[t], plans[path[t]]) for t in turns)
     return Course(segments, best_ns, never_ns, whole_ns)
@@ -130,58 +132,83 @@ def best_path(over_ns: Floats, change_ns: Floats, steps: int = 1) -> tuple[list[
     return path, float(ahead_ns[0]) / steps
 
 
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """A step as columns, of the communications that cross ToRs; `sending`: which those are.
+
+    A time grows with the bytes, so those that send in the same proportions are one `pattern`, of
+    one byte in all; `bytes_` are of all times together.
+    """
+
+    sending: NDArray[np.int64]
+    axes: tuple[str, ...]
+    patterns: Floats
+    pattern: NDArray[np.int64]
+    bytes_: Floats
+    idle_ns: Floats
+    """How long nothing crosses ToRs before each: what stays under them is taken for no time."""
+
+    @classmethod
+    def of(cls, topology: Topology, comms: Sequence[Comm]) -> _Step:
+        n = len(topology.tors)
+        sent = np.array([comm.demand.sent_bytes for comm in comms]).reshape(len(comms), n * n)
+        once = sent.sum(1)
+        sending = np.flatnonzero(once)
+        times = np.array([comm.times for comm in comms], np.int64)
+        shares = (sent[sending] / once[sending, None]).round(ALIKE)
+        patterns, pattern = np.unique(shares, axis=0, return_inverse=True)
+        gaps_ns = np.array([comm.gap_ns for comm in comms], np.float64)
+        idle_ns = np.cumsum(gaps_ns * np.where(once > 0, 1, times))
+        return cls(
+            sending,
+            tuple(comms[i].axis for i in sending),
+            patterns.reshape(-1, n, n),
+            pattern.reshape(-1),
+            once[sending] * times[sending],
+            np.diff(idle_ns[sending], prepend=0.0),
+        )
+
+    def over_ns(self, topology: Topology, plan: Plan) -> Floats:
+        """Return how long each takes over a plan, all times of it."""
+        each_ns = capacity(topology, plan.links).finish_ns(self.patterns)
+        return each_ns[self.pattern] * self.bytes_
+
+    def demands(self, topology: Topology) -> list[Demand]:
+        """Return the whole step, then what is sent along each axis, then the heaviest patterns."""
+        axes = dict.fromkeys(self.axes)
+        chosen = [np.array([axis == each for each in self.axes]) for axis in axes]
+        weights = np.bincount(self.pattern, self.bytes_)
+        chosen += [self.pattern == k for k in np.argsort(-weights, kind="stable")]
+        found: dict[bytes, Floats] = {}
+        for which in (np.ones(len(self.sending), bool), *chosen):
+            weights = np.bincount(self.pattern, np.where(which, self.bytes_, 0.0))
+            sent = np.tensordot(weights, self.patterns, 1)
+            found.setdefault((sent / sent.sum()).round(ALIKE).tobytes(), sent)
+            if len(found) > PARTS_MAX:
+                break
+        return [Demand("part of a step", tuple(topology.tors), sent) for sent in found.values()]
+
+
 def _candidates(
     topology: Topology,
     works: Links,
-    comms: Sequence[Comm],
+    demands: Sequence[Demand],
     plan_for: PlanFor,
     broken: Collection[str],
 ) -> tuple[list[Plan], int]:
-    """Return the plans to choose from, what is up first; and which is that for the whole step."""
-    whole = total(topology, (comm.whole for comm in comms), "step")
+    """Return the plans to choose from, what is up first; and which is that of the first demand."""
     plans = {plan.links: plan for plan in (Plan(works), DARK)}
-    for_whole = works
-    for demand in dict.fromkeys((whole, *_parts(topology, comms))):
+    whole = works
+    for i, demand in enumerate(demands):
         plan = plan_for(demand, works)
-        if refusal(topology, plan.links, broken):
-            continue
-        plans.setdefault(plan.links, plan)
-        for_whole = plan.links if demand is whole else for_whole
-    return list(plans.values()), list(plans).index(for_whole)
-
-
-def _parts(topology: Topology, comms: Sequence[Comm]) -> list[Demand]:
-    """Return what is sent along each axis, and by each pattern of who sends to whom."""
-    axes: dict[object, list[Demand]] = {}
-    patterns: dict[object, list[Demand]] = {}
-    for comm in comms:
-        axes.setdefault(comm.axis, []).append(comm.whole)
-        patterns.setdefault((comm.demand.sent_bytes > 0).tobytes(), []).append(comm.whole)
-    found: list[Demand] = []
-    for groups in (axes, patterns):
-        summed = (total(topology, demands, "part of a step") for demands in groups.values())
-        found += sorted(summed, key=lambda demand: -demand.total_bytes)
-    return [demand for demand in dict.fromkeys(found) if demand.total_bytes][:PARTS_MAX]
-
-
-def _idle_ns(comms: Sequence[Comm]) -> list[float]:
-    """Return how long nothing crosses ToRs before each communication that does.
-
-    What stays under the ToRs is taken to last no time; the gaps around it count.
-    """
-    found, idle_ns = [], 0.0
-    for comm in comms:
-        idle_ns += comm.gap_ns
-        if comm.demand.total_bytes:
-            found.append(idle_ns)
-            idle_ns = 0.0
-        else:
-            idle_ns += comm.gap_ns * (comm.times - 1)
-    return found
+        if not refusal(topology, plan.links, broken):
+            plans.setdefault(plan.links, plan)
+            whole = whole if i else plan.links
+    return list(plans.values()), list(plans).index(whole)
 
 
 def _not_hidden(
-    topology: Topology, plans: Sequence[Plan], idle_ns: Sequence[float], settings: Settings
+    topology: Topology, plans: Sequence[Plan], idle_ns: Floats, settings: Settings
 ) -> Floats:
     """Return [t, j, k]: what of a change from plan j to k the idle time before t does not hide.
 
@@ -190,5 +217,5 @@ def _not_hidden(
     needed = np.array(
         [[needed_ns(topology, a.links, b.links, settings) for b in plans] for a in plans]
     )
-    over_ns = np.maximum(0.0, needed - np.array(idle_ns)[:, None, None])
+    over_ns = np.maximum(0.0, needed - idle_ns[:, None, None])
     return np.where(over_ns > 0, np.inf, 0.0) if settings.rule == "window" else over_ns
