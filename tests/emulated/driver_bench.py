@@ -26,6 +26,7 @@ USER, PASSWORD = "admin", "testbed pass"
 EXCHANGE_NS = 3_000_000_000
 LOST_EXCHANGE_NS = 500_000_000
 READY_S = 30.0
+BOOT_MS = 100.0
 FOREIGN, REFUSED = (8, 16), (3, 11)
 OURS = frozenset(range(1, 17)) - {*FOREIGN, 7, 15}
 
@@ -77,7 +78,7 @@ def emulated(
         name="agg0",
         model="N-VST-8x8-LU1-DMHNV",
         ports=8,
-        timing=Timing(switch_ms=5.0),
+        timing=Timing(switch_ms=5.0, boot_ms=BOOT_MS),
         faces=(face,),
         faults=faults,
         circuits=circuits,
