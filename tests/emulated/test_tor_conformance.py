@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from tor_bench import FRR, maker
 
 from drivers.tor.conformance import Trouble, check_tor
+from tests.emulated.tor_bench import FRR, maker
 
 pytestmark = pytest.mark.root
 

@@ -10,17 +10,6 @@ from pathlib import Path
 
 import asyncssh
 import pytest
-from tor_bench import (
-    DOWN,
-    FAR,
-    HOPS,
-    LIMIT_S,
-    PREFIXES,
-    Server,
-    kernel_routes,
-    namespace,
-    served,
-)
 
 from drivers.address import SshAddress, parse
 from drivers.catalog import open_commands, open_tor
@@ -36,6 +25,17 @@ from drivers.errors import (
 )
 from drivers.tor.base import Route
 from drivers.transports.commands import Finished
+from tests.emulated.tor_bench import (
+    DOWN,
+    FAR,
+    HOPS,
+    LIMIT_S,
+    PREFIXES,
+    Server,
+    kernel_routes,
+    namespace,
+    served,
+)
 
 pytestmark = pytest.mark.root
 ONE = frozenset({Route(PREFIXES[0], HOPS[:1])})

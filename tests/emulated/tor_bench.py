@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from driver_bench import first_line, stop
 
 from drivers import netlink
 from drivers.address import Credentials
@@ -29,6 +28,7 @@ from drivers.interfaces import End, Interfaces
 from drivers.tor.base import Hop, Tor
 from drivers.tor.conformance import Specimen, TorMaker, Trouble
 from drivers.tor.netlink import ELECTRICAL_METRIC, ELECTRICAL_PROTOCOL, FLOW_HASH
+from tests.emulated.driver_bench import first_line, stop
 
 USER, PASSWORD = "admin", "testbed pass"
 EXCHANGE_NS = 5_000_000_000
