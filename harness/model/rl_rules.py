@@ -179,6 +179,17 @@ def rl_on(scenario: Scenario, bench: Bench, files: GenerationFiles | None = None
             yield from _requests(where, step, training, files.replay)
         yield from _layouts(where, step, generation, bench, files)
         yield from fabrics_on(where, step, bench)
+        if step.sync == "pairs" and (alone := _alone(training, bench)):
+            yield (
+                f'{where}.sync: "pairs" needs two nodes that train, and all ranks of '
+                f'{training.layout!r} are on {alone}; use "chain", or more ranks'
+            )
+
+
+def _alone(training: Training, bench: Bench) -> str:
+    """Return the node that has all ranks; "" where there are several, or too few ranks."""
+    name, there = next(iter(trainers_of(training, bench).items()), ("", 0))
+    return name if parse_degrees(training.layout).ranks <= there else ""
 
 
 def _nodes(training: Training, generation: Generation, bench: Bench) -> Iterator[str]:

@@ -113,6 +113,7 @@ RL_STREAMS: dict[str, dict[str, Field]] = {
         "policy": text_of("coordinator"),
         "version": whole_of("coordinator"),
         "path": text_of("coordinator"),
+        "sources": whole_of("coordinator"),
         "receivers": whole_of("coordinator"),
         "attempt": whole_of("coordinator"),
         "bytes": bytes_of("rank"),

@@ -219,8 +219,9 @@ class Rl(Strict, frozen=True, kw_only=True, tag_field="do", tag="rl"):
     order: Literal["in_order", "first_ready"] = "in_order"
     over_age: Literal["wait", "drop"] = "wait"
     across_sync: Literal["continue", "recompute", "finish"] = "continue"
-    sync: Literal["chain", "tree"] = "chain"
-    """How weights get from the train pod to every node that generates, the first one first."""
+    sync: Literal["chain", "tree", "pairs"] = "chain"
+    """How weights get to every node that generates: from the first node that trains to the first
+    one and on along a chain or a tree, or in pairs, from every node that trains to one of them."""
     bucket: str = "4MiB"
     sync_retries: int = 2
     sync_timeout_s: float = 60.0

@@ -10,7 +10,7 @@ from harness.model.scenario import Rl
 from harness.run.generation.asked import GenerationAsked
 from harness.run.generation.plan import placed_text
 from harness.run.rl.asked import TrainingAsked
-from harness.run.rl.sync import children_of
+from harness.run.rl.edges import children_of, edges_of, sources_of
 from harness.scheduling.policies import Policy, parse_policy
 
 ORDER = {"in_order": "in the order they were asked", "first_ready": "whichever is complete first"}
@@ -90,12 +90,14 @@ def tell_loop(step: Rl, generation: GenerationAsked, training: TrainingAsked) ->
 
 
 def path_of(step: Rl, generation: GenerationAsked, training: TrainingAsked) -> str:
-    """Return the way of new weights: ``t0 > g0 > g1``, or of a tree who sends to whom."""
-    root, receivers = next(iter(training.ranks_of)), tuple(generation.gpus_of)
+    """Return the way of new weights: ``t0 > g0 > g1``, or else who sends to whom."""
+    receivers = tuple(generation.gpus_of)
+    sources = sources_of(tuple(training.ranks_of), receivers, step.sync)
+    edges = edges_of(sources, receivers, step.sync)
     if step.sync == "chain":
-        return " > ".join((root, *receivers))
-    sends = {root: receivers[:1], **children_of(receivers, step.sync)}
-    return "; ".join(f"{node} > {', '.join(to)}" for node, to in sends.items() if to)
+        return " > ".join((*sources, *receivers))
+    senders = dict.fromkeys(sender for sender, _ in edges)
+    return "; ".join(f"{node} > {', '.join(children_of(node, edges))}" for node in senders)
 
 
 def _does(policy: Policy, generation: GenerationAsked) -> Iterator[str]:

@@ -1,33 +1,30 @@
 """Bring new weights from the train pod to every engine: gathered, carried, loaded; timed apart.
 
-The file crosses the network once per node, along a chain or a tree that begins at the first node
-that generates, while everything goes on. Only then do engines load it from their node's memory,
-which is what interrupts them. A transfer that fails is made again, whole, to the nodes that are
-left. Whatever is built from now on is built with the new weights.
+The file crosses the network once per node, the way that `harness.run.rl.edges` says, while
+everything goes on. Only then do engines load it from their node's memory, which is what interrupts
+them. A transfer that fails is made again, whole, from and to the nodes that are left. Whatever is
+built from now on is built with the new weights.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from harness.clock import NS_PER_S
 from harness.errors import AgentLost, StepFailed
 from harness.model.scenario import Rl
 from harness.model.sizes import parse_size
 from harness.run.generation.fleet import Fleet
-from harness.run.generation.loading import load_weights
-from harness.run.generation.places import by_node
+from harness.run.rl.edges import Edge, children_of, edges_of, sources_of
+from harness.run.rl.loading import Loading, longest_s
 from harness.run.rl.trainees import Trainees
 from harness.run.session import MESSAGE_NS, Session
 from harness.seeds import unpredictable
 from harness.tasks import beside, together
 from harness.wire.asks import CommandFailed
-from harness.wire.generation import Span
-from harness.wire.messages import Done
-from harness.wire.training import WeightsPublished
+from harness.wire.messages import Done, Message
 from harness.wire.weights import (
     ClosePorter,
     ExpectWeights,
@@ -39,37 +36,28 @@ from harness.wire.weights import (
     WeightsSent,
 )
 
-Path = Literal["chain", "tree"]
+R = TypeVar("R", bound=Message)
+
+OPEN_NS = 3 * MESSAGE_NS
 NOBODY = "127.0.0.1:1"
 """Where nobody listens: what the fault `fail` sends to."""
 
 
+class Way(NamedTuple):
+    """How weights get everywhere: all of `edges` carry the whole file, at the same time."""
+
+    sources: tuple[str, ...]
+    receivers: tuple[str, ...]
+    edges: tuple[Edge, ...]
+
+
 class _Gathered(NamedTuple):
-    """Published weights, and how long ranks worked on that."""
+    """Published weights, alike on each source, and how long ranks worked on that."""
 
-    answer: WeightsPublished
+    paths: dict[str, str]
+    bytes: int
+    checksum: int
     gather_s: float
-
-
-def children_of(receivers: Sequence[str], path: Path) -> dict[str, tuple[str, ...]]:
-    """Return to whom each receiver passes weights on; the first gets them from the train pod.
-
-    `chain`: to the next. `tree`: to two, as in a heap, so that none is far from the first.
-    """
-    last = len(receivers) - 1
-    if path == "chain":
-        return {name: tuple(receivers[i + 1 : i + 2]) for i, name in enumerate(receivers)}
-    return {
-        name: tuple(receivers[j] for j in (2 * i + 1, 2 * i + 2) if j <= last)
-        for i, name in enumerate(receivers)
-    }
-
-
-class _Load(NamedTuple):
-    """How long engines of a node loaded, and how long asking them took beyond that."""
-
-    load_s: float = 0.0
-    rpc_s: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -78,7 +66,7 @@ class Synced:
 
     version: int
     attempt: int
-    receivers: tuple[str, ...]
+    way: Way
     bytes: int = 0
     buckets: int = 0
     gather_s: float = 0.0
@@ -104,6 +92,8 @@ class Syncs:
     policy: str = ""
     base: int = 0
     """What engines call version 0 of this loop: for them, versions never go back."""
+    _out: set[str] = field(default_factory=set)
+    """Sources that failed in the sync that is under way."""
     _paths: dict[str, str] = field(default_factory=dict)
     _first: dict[str, str] = field(default_factory=dict)
     """The first that were brought: what the fault `noop` loads again and again."""
@@ -115,19 +105,19 @@ class Syncs:
         """
         if not self.session.porters:
             self.session.closing.push_async_callback(self.close)
-        nodes = self.session.bench.topology.nodes
-        bodies = {node: OpenPorter(address=nodes[node].address) for node in self._all()}
-        answers = await self.session.bench.ask_all(bodies, PorterOpen, 3 * MESSAGE_NS)
+        answers = await self.session.bench.ask_all(self._openings(), PorterOpen, OPEN_NS)
         self.session.porters.update({node: answer.listen for node, answer in answers.items()})
 
     async def close(self) -> None:
         """End all porters that can be reached, and their files."""
         there = (node for node in self.session.porters if node not in self.fleet.lost)
-        bodies = {node: ClosePorter() for node in there}
-        try:
-            await self.session.bench.ask_all(bodies, Done, MESSAGE_NS)
-        except (CommandFailed, AgentLost) as error:
-            self._note(f"porters were not closed: {error}")
+        await self._each({node: ClosePorter() for node in there}, Done, "a porter was not closed")
+
+    def way(self, trainers: Sequence[str] = ()) -> Way:
+        """Return who would send to whom in a sync that begins now; `trainers`: () is all."""
+        receivers = tuple(node for node in self.fleet.gpus_of if node not in self.fleet.lost)
+        sources = sources_of(trainers or self.trainees.nodes, receivers, self.step.sync)
+        return Way(sources, receivers, edges_of(sources, receivers, self.step.sync))
 
     async def sync(self, version: int) -> None:
         """Bring the trainees' weights, which are of `version`, to all engines.
@@ -135,19 +125,20 @@ class Syncs:
         Raises `StepFailed` when it fails more often than `sync_retries`, with what failed last.
         """
         fault = dict(enumerate(self.step.sync_faults, start=1)).get(version, "")
-        published = await self._gather(version)
+        gathered = await self._gather(version)
+        self._out.clear()
         for attempt in range(self.step.sync_retries + 1):
             made = Synced(
                 version=self.base + version,
                 attempt=attempt,
-                receivers=tuple(n for n in self.fleet.gpus_of if n not in self.fleet.lost),
+                way=self.way([node for node in gathered.paths if node not in self._out]),
                 begin_ns=self._now(),
-                gather_s=published.gather_s,
-                bytes=published.answer.bytes,
+                gather_s=gathered.gather_s,
+                bytes=gathered.bytes,
             )
             try:
                 broken = fault == "fail" and attempt == 0
-                await self._carry(made, published.answer, broken=broken)
+                await self._carry(made, gathered, broken=broken)
                 await self._load(made, noop=fault == "noop")
             except (StepFailed, AgentLost) as error:
                 made.error = str(error)
@@ -161,139 +152,140 @@ class Syncs:
     # -- the phases ---------------------------------------------------------------------------
 
     async def _gather(self, version: int) -> _Gathered:
-        begin_ns = self._now()
-        answer, spans = await self.trainees.publish()
+        """Have the weights published on every source. Raises `StepFailed` where these differ."""
+        begin_ns, sources = self._now(), self.way().sources
+        answers = await self.trainees.publish(sources)
         took_s = (self._now() - begin_ns) / NS_PER_S
-        if answer.version != self.trainees.base + version:
-            raise StepFailed(f"weights {version} were asked for, {answer.version} published")
-        return _Gathered(answer, min(took_s, _longest_s(spans)))
+        gather_s = min(took_s, longest_s({node: a.spans for node, a in answers.items()}))
+        first = answers[sources[0]]
+        if first.version != self.trainees.base + version:
+            raise StepFailed(f"weights {version} were asked for, {first.version} published")
+        if differ := [node for node in sources if answers[node].checksum != first.checksum]:
+            text = f"{', '.join(differ)}: weights {version} are not those of {sources[0]}"
+            raise StepFailed(f"{text}: their files have other checksums")
+        paths = {node: answers[node].path for node in sources}
+        return _Gathered(paths, first.bytes, first.checksum, gather_s)
 
-    async def _carry(self, made: Synced, published: WeightsPublished, *, broken: bool) -> None:
-        """Send the file along the path; all receivers answer when they have it, verified."""
-        if not made.receivers:
+    async def _carry(self, made: Synced, gathered: _Gathered, *, broken: bool) -> None:
+        """Send the file along all edges; receivers answer when they have it, verified."""
+        way = made.way
+        if not way.receivers:
             raise AgentLost("; ".join(self.fleet.lost.values()))
         transfer = f"{unpredictable().getrandbits(128):032x}"  # whoever knows it may send
-        children = children_of(made.receivers, self.step.sync)
         timeout_ns = round(self.step.sync_timeout_s * NS_PER_S)
         expects = {
             node: ExpectWeights(
+                transfer=transfer, version=made.version, children=self._below(node, way)
+            )
+            for node in way.receivers
+        }
+        sends = {
+            node: SendWeights(
                 transfer=transfer,
                 version=made.version,
-                children=tuple(self.session.porters[child] for child in children[node]),
+                path=gathered.paths[node],
+                children=(NOBODY,) if broken else self._below(node, way),
+                bucket_bytes=parse_size(self.step.bucket),
+                stall_ns=timeout_ns // 2,
             )
-            for node in made.receivers
+            for node in way.sources
         }
-        send = SendWeights(
-            transfer=transfer,
-            version=made.version,
-            path=published.path,
-            children=(NOBODY if broken else self.session.porters[made.receivers[0]],),
-            bucket_bytes=parse_size(self.step.bucket),
-            stall_ns=timeout_ns // 2,
-        )
         bench, begin_ns = self.session.bench, self._now()
         async with beside(bench.ask_all(expects, WeightsArrived, timeout_ns)) as arriving:
             # if it fails, nobody waits for receivers to which nothing will ever come
-            sent = await bench.ask(self.trainees.root, send, WeightsSent, timeout_ns)
+            works = (self._send(node, send, timeout_ns) for node, send in sends.items())
+            sent = dict(zip(sends, await together(works), strict=True))
             arrived = await arriving
         took_s = (self._now() - begin_ns) / NS_PER_S
-        made.wire_s = _longest_s({"": sent.spans})
-        made.rpc_s += max(0.0, took_s - made.wire_s)
-        made.buckets = sent.buckets
-        wrong = [node for node, a in arrived.items() if a.checksum != published.checksum]
+        made.wire_s = min(took_s, self._wire_s(sent, arrived))
+        made.rpc_s += took_s - made.wire_s
+        made.buckets = sent[way.sources[0]].buckets
+        wrong = [node for node, a in arrived.items() if a.checksum != gathered.checksum]
         if wrong:
             raise StepFailed(f"{', '.join(wrong)}: weights {made.version} have another checksum")
         self._paths = {node: answer.path for node, answer in arrived.items()}
 
-    async def _load(self, made: Synced, *, noop: bool) -> None:
-        """Have every engine load the file, by the way that `across_sync` says.
+    async def _send(self, source: str, send: SendWeights, timeout_ns: int) -> WeightsSent:
+        """Have a source send; one that fails itself, not a child of its, serves no more here."""
+        try:
+            return await self.session.bench.ask(source, send, WeightsSent, timeout_ns)
+        except AgentLost:
+            self._out.add(source)
+            raise
+        except CommandFailed as error:
+            if any(failure.error != "ChildLost" for failure in error.failures.values()):
+                self._out.add(source)
+            raise
 
-        An engine that fails to has no weights that anybody knows: it is given up, and started anew
-        with the new ones like any other that is built from now on.
+    def _wire_s(
+        self, sent: Mapping[str, WeightsSent], arrived: Mapping[str, WeightsArrived]
+    ) -> float:
+        """Return the time from the first source's first bucket to the last end anywhere.
+
+        Stamps are brought onto one clock: no less than it took any source, by its own.
         """
+        at, spans = self.session.at, {node: answer.spans for node, answer in sent.items()}
+        begins = [at(node, span.begin_ns) for node, its in spans.items() for span in its]
+        ends = [at(node, span.end_ns) for node, its in spans.items() for span in its]
+        ends += [at(node, span.end_ns) for node, its in arrived.items() for span in its.spans]
+        return max((max(ends) - min(begins)) / NS_PER_S, longest_s(spans))
+
+    async def _load(self, made: Synced, *, noop: bool) -> None:
+        """Have every engine load the file; whoever is given up is built with it."""
         fleet = self.fleet
         async with fleet.changing:
             self._first = self._first or dict(self._paths)
             fleet.version = made.version
             fleet.sources = dict(self._first if noop else self._paths)
-            places = by_node(place for place in fleet.places.values() if not place.dead)
-            loads = await together(self._load_node(there) for there in places.values())
-        made.load_s = max((load.load_s for load in loads), default=0.0)
-        made.rpc_s += max((load.rpc_s for load in loads), default=0.0)
+            load = await Loading(fleet, self.session.bench.clock, self.step).everywhere()
+        made.load_s = load.load_s
+        made.rpc_s += load.rpc_s
         made.outcome, made.error = "noop" if noop else "synced", ""
         await self._forget(made)
-
-    async def _load_node(self, names: Sequence[str]) -> _Load:
-        """Give a node's engines the weights: all at once, or each as soon as it is empty."""
-        if self.step.across_sync != "finish":
-            return await self._load_these(names)
-        one_at_a_time = asyncio.Lock()  # a node changes one thing at a time
-
-        async def drained(name: str) -> _Load:
-            if not await self._empty(name):
-                return _Load()
-            async with one_at_a_time:
-                return await self._load_these([name])
-
-        loads = await together(map(drained, names))
-        return _Load(max(load.load_s for load in loads), max(load.rpc_s for load in loads))
-
-    async def _empty(self, name: str) -> bool:
-        """Let what runs in an engine end under the old weights; whether it did."""
-        fleet, timeout_ns = self.fleet, round(self.step.stage_timeout_s * NS_PER_S)
-        reason = f"requests still run after {self.step.stage_timeout_s:g} s, and weights wait"
-        try:
-            await fleet.admission(self._alive([name]), allowed=False, timeout_ns=timeout_ns)
-            if await fleet.drained(self._alive([name]), timeout_ns):
-                return True
-        except (StepFailed, AgentLost) as error:
-            reason = str(error)
-        fleet.give_up([name], reason)
-        return False
-
-    async def _load_these(self, names: Sequence[str]) -> _Load:
-        """Give engines of one node the weights; those that fail are given up."""
-        fleet, timeout_ns = self.fleet, round(self.step.stage_timeout_s * NS_PER_S)
-        drop_kv = self.step.across_sync != "continue"
-        begin_ns = self._now()
-        try:
-            answers = await load_weights(
-                fleet, self._alive(names), drop_kv=drop_kv, timeout_ns=timeout_ns
-            )
-            if self.step.across_sync == "finish":
-                await fleet.admission(self._alive(names), allowed=True, timeout_ns=timeout_ns)
-        except (StepFailed, AgentLost) as error:
-            fleet.give_up(names, f"it could not be given weights {fleet.version}: {error}")
-            return _Load()
-        load_s = _longest_s({node: answer.spans for node, answer in answers.items()})
-        return _Load(load_s, (self._now() - begin_ns) / NS_PER_S - load_s)
-
-    def _alive(self, names: Sequence[str]) -> list[str]:
-        places = self.fleet.places
-        return [name for name in names if name in places and not places[name].dead]
 
     async def _forget(self, made: Synced) -> None:
         """Let nodes delete what no engine will ask for again."""
         if any(self.step.sync_faults):
             return  # the first ones are loaded again
         body = ForgetWeights(keep_from=made.version)
-        try:
-            await self.session.bench.ask_all(dict.fromkeys(made.receivers, body), Done, MESSAGE_NS)
-        except (CommandFailed, AgentLost) as error:
-            self._note(f"old weights were not deleted: {error}")
+        bodies = dict.fromkeys(made.way.receivers, body)
+        await self._each(bodies, Done, "old weights were not deleted")
 
     async def _reopen(self, made: Synced) -> None:
         """Start porters that are gone again, so that the next attempt can succeed."""
-        try:
-            await self.open()
-        except (CommandFailed, AgentLost) as error:
-            self._note(f"porters, after attempt {made.attempt}: {error}")
+        what = f"no porter, after attempt {made.attempt}"
+        answers = await self._each(self._openings(), PorterOpen, what, OPEN_NS)
+        self.session.porters.update({node: answer.listen for node, answer in answers.items()})
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _all(self) -> tuple[str, ...]:
-        receivers = (node for node in self.fleet.gpus_of if node not in self.fleet.lost)
-        return tuple(dict.fromkeys((self.trainees.root, *receivers)))
+    def _openings(self) -> dict[str, OpenPorter]:
+        """Return what opens a porter on every node that sends or receives, where none is yet."""
+        nodes, (sources, receivers, _) = self.session.bench.topology.nodes, self.way()
+        return {n: OpenPorter(address=nodes[n].address) for n in (*sources, *receivers)}
+
+    def _below(self, node: str, way: Way) -> tuple[str, ...]:
+        """Return where those listen to whom a node sends."""
+        return tuple(self.session.porters[child] for child in children_of(node, way.edges))
+
+    async def _each(
+        self,
+        bodies: Mapping[str, Message],
+        reply: type[R],
+        what: str,
+        timeout_ns: int = MESSAGE_NS,
+    ) -> dict[str, R]:
+        """Ask each node by itself; one that fails is noted, and keeps no other from its answer."""
+        found: dict[str, R] = {}
+
+        async def ask(node: str) -> None:
+            try:
+                found[node] = await self.session.bench.ask(node, bodies[node], reply, timeout_ns)
+            except (CommandFailed, AgentLost) as error:
+                self._note(f"{what}: {error}")
+
+        await together(map(ask, bodies))
+        return found
 
     def _now(self) -> int:
         return self.session.bench.clock.now_ns()
@@ -310,7 +302,8 @@ class Syncs:
                 "policy": self.policy,
                 "version": made.version,
                 "path": self.step.sync,
-                "receivers": len(made.receivers),
+                "sources": len(made.way.sources),
+                "receivers": len(made.way.receivers),
                 "attempt": made.attempt,
                 "bytes": made.bytes,
                 "buckets": made.buckets,
@@ -323,13 +316,3 @@ class Syncs:
                 "error": made.error,
             },
         )
-
-
-def _longest_s(spans: Mapping[str, Sequence[Span]]) -> float:
-    """Return the time from the first begin to the last end on the node that took longest."""
-    took_ns = (
-        max(span.end_ns for span in there) - min(span.begin_ns for span in there)
-        for there in spans.values()
-        if there
-    )
-    return max(took_ns, default=0) / NS_PER_S

@@ -7,7 +7,7 @@ samples and the same state give the same step, so nothing is learned twice.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -19,7 +19,6 @@ from harness.run.rl.asked import TrainingAsked
 from harness.run.session import MESSAGE_NS, Session
 from harness.tasks import to_the_end
 from harness.wire.asks import CommandFailed
-from harness.wire.generation import Span
 from harness.wire.messages import Done, Message
 from harness.wire.training import (
     CloseTraining,
@@ -96,7 +95,7 @@ class Trainees:
 
     @property
     def root(self) -> str:
-        """The node where weights are published."""
+        """The node of rank 0."""
         return self.nodes[0]
 
     @classmethod
@@ -135,14 +134,14 @@ class Trainees:
         self.busy_ns += stepped.end_ns - begin_ns
         return stepped
 
-    async def publish(self) -> tuple[WeightsPublished, Mapping[str, tuple[Span, ...]]]:
-        """Have the weights written; returns rank 0's answer, and all spans by node.
+    async def publish(self, nodes: Sequence[str]) -> dict[str, WeightsPublished]:
+        """Have the weights written on each of `nodes`; returns what all nodes answer.
 
         Raises as `step` does.
         """
-        body = PublishWeights(version=self.version)
-        answers = await self._surviving(lambda: self._all(body, WeightsPublished))
-        return answers[self.root], {node: answer.spans for node, answer in answers.items()}
+        writers = tuple(self._asked.ranks_of[node][0] for node in nodes)
+        body = PublishWeights(version=self.version, writers=writers)
+        return await self._surviving(lambda: self._all(body, WeightsPublished))
 
     async def _keep(self, folder: Path) -> None:
         """Have all state written into `folder`; of those it wrote before, the last one stays.
