@@ -62,7 +62,6 @@ FABRIC_STREAMS: dict[str, dict[str, Field]] = {
         "announced_bytes": bytes_of("coordinator"),
         "measured_bytes": bytes_of("agent"),
         "circuits_bytes": bytes_of("agent"),
-        "predicted_ms": ms_of("coordinator"),
         "took_ms": ms_of("coordinator"),
     },
 }

@@ -28,6 +28,7 @@ from harness.wire.messages import (
 )
 
 if TYPE_CHECKING:  # a fleet is built from a session
+    from harness.run.fabric.controller import Controller
     from harness.run.generation.fleet import Fleet
     from harness.run.rl.trainees import Trainees
 
@@ -66,6 +67,8 @@ class Session:
     fleet: Fleet | None = None
     """Engines that generate, from the first ``generate`` step on."""
     training_asked: TrainingAsked | None = None
+    fabric: Controller | None = None
+    """What decides about circuits, as long as a loop runs over a fabric of its own."""
     trainees: Trainees | None = None
     """Ranks that train without learning, from the first loop on."""
     porters: dict[str, str] = field(default_factory=dict)

@@ -28,6 +28,7 @@ NAMES = {
     "policies": "samples/s under every policy, in virtual time; has options of its own",
     "forecast": "remaining work: errors against simpler forecasts on all workloads; time",
     "planner": "the slow loop: time of a look at 64 instances; distance to the exact optimum",
+    "tors": "one apply by each ToR driver beside a bare ip; needs root",
     "light": "map updates, dark times on packets, throughput, steering; needs root",
 }
 

@@ -9,10 +9,9 @@ replaces one that has not begun, and one whose window is over is dropped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.fabric.circuits import DARK, Plan
@@ -20,10 +19,13 @@ from harness.fabric.course import Course, Segment, course
 from harness.fabric.decision import Decision, Links, Settings, decide, still_pays
 from harness.fabric.demand import Comm, Demand, total
 from harness.fabric.planner import plan_demand
-from harness.fabric.windows import Window, Windows
+from harness.fabric.windows import Window
 from harness.model.fabric_rules import CIRCUITS, Arm
+from harness.run.fabric.ahead import Ahead
 from harness.run.fabric.circuits import Circuits
-from harness.run.fabric.told import decision_row
+from harness.run.fabric.history import History
+from harness.run.fabric.told import decision_row, traffic_row
+from harness.run.fabric.traffic import Meter, Part
 from harness.run.hearing import beacons_off, beacons_on
 from harness.run.session import Session
 from harness.tasks import to_the_end
@@ -34,48 +36,21 @@ BEACONS_NS = 5 * NS_PER_MS
 """Between two beacons on an uplink: how late a far end may be seen. They cost the nodes' cores."""
 
 
-class Ahead(NamedTuple):
-    """Traffic that was announced, and the course set for it; `at`: what of it comes next.
-
-    `due_ns`: when that is expected to begin, or has begun; None: not known.
-    """
-
-    comms: tuple[Comm, ...]
-    course: Course
-    at: int = 0
-    due_ns: int | None = None
-
-    @property
-    def segment(self) -> int:
-        """Index of the course's segment that `at` is in."""
-        return max(i for i, each in enumerate(self.course.segments) if each.first <= self.at)
-
-    @property
-    def plan(self) -> Plan:
-        """The circuits that are to carry what comes next."""
-        return self.course.segments[self.segment].plan
-
-    @property
-    def rest(self) -> tuple[Comm, ...]:
-        """What these circuits are to carry, from `at` on."""
-        ends = [each.first for each in self.course.segments[self.segment + 1 :]]
-        return self.comms[self.at : ends[0] if ends else len(self.comms)]
-
-
 @dataclass
 class Controller:
-    """Decides for one arm. `expect`, `reached`, `begun` and `over` tell it what happens."""
+    """Decides for one arm; `expect`, `reached` and `during` tell it what happens."""
 
     session: Session
     arm: Arm
     number: int
-    windows: Windows = field(default_factory=Windows)
+    history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
         """Begin with nothing ahead."""
         self.clock = self.session.bench.clock
         self.topology = self.session.bench.topology
         self.circuits = Circuits(self.session, self.arm, self.number)
+        self.meter = Meter(self.session)
         self._ahead: Ahead | None = None
         self._decided: tuple[Demand, Decision] | None = None
         self._static: Plan | None = None
@@ -108,47 +83,58 @@ class Controller:
 
     # -- what it is told ------------------------------------------------------------------------
 
-    def expect(self, kind: str, comms: Sequence[Comm]) -> None:
-        """Announce a step's traffic, in order, which begins with this kind; `begun` says when."""
-        if not self.follows or not comms:
+    def expect(self, parts: Sequence[Part]) -> None:
+        """Announce a step's traffic, in the order in which it comes."""
+        parts = tuple(self.history.corrected(part) for part in parts if part.comms)
+        if not self.follows or not parts:
             return
-        due_ns, first = None, comms[0]
+        due_ns, (kind, comms) = None, parts[0]
         if self._ended is not None:
             ended, at_ns = self._ended
-            window = self.windows.expected((ended, kind), first.gap_ns)
+            window = self.history.window(ended, kind)
             due_ns = at_ns + round(window.ns) if window.seen else None
-            first = first._replace(gap_ns=window.ns)
-        comms = (first, *comms[1:])
-        self._ahead = Ahead(comms, self._course(comms), 0, due_ns)
+            first = comms[0]._replace(gap_ns=window.ns)
+            parts = (Part(kind, (first, *comms[1:])), *parts[1:])
+        self._ahead = Ahead(
+            parts, self._course([c for part in parts for c in part.comms]), 0, due_ns
+        )
         self._decide()
 
-    def reached(self, index: int) -> None:
-        """All announced communications before `index` have ended."""
+    def reached(self, kind: str, number: int = 0) -> None:
+        """All that was announced before this communication of this kind has ended."""
         ahead = self._ahead
-        if ahead is None or not ahead.at < index < len(ahead.comms):
+        at = ahead.place_of(kind, number) if ahead else None
+        if ahead is None or at is None or at <= ahead.at:
             return
-        due_ns = self.clock.now_ns() + round(ahead.comms[index].gap_ns)
-        was, self._ahead = ahead.segment, ahead._replace(at=index, due_ns=due_ns)
+        due_ns = self.clock.now_ns() + round(ahead.comms[at].gap_ns)
+        was, self._ahead = ahead.segment, ahead._replace(at=at, due_ns=due_ns)
         if self._ahead.segment != was:
             self._decide()
 
-    def begun(self, kind: str) -> None:
-        """Traffic of this kind, which comes next, begins now: how long it was awaited is learnt."""
-        now_ns = self.clock.now_ns()
+    @asynccontextmanager
+    async def during(self, part: Part) -> AsyncIterator[None]:
+        """Traffic that was announced is under way while the body runs; what crosses is counted."""
+        await self.meter.read()
+        begin_ns = self.clock.now_ns()
         if self._ended is not None:
             ended, at_ns = self._ended
-            self.windows = self.windows.observed((ended, kind), now_ns - at_ns)
+            self.history.waited(ended, part.kind, begin_ns - at_ns)
             self._ended = None
-        if self._ahead is not None:
-            self._ahead = self._ahead._replace(due_ns=now_ns)
+        if self._ahead is not None and self._ahead.kind == part.kind:
+            self._ahead = self._ahead._replace(due_ns=begin_ns)
+        yield
+        end_ns = self.clock.now_ns()
+        self._ended = (part.kind, end_ns)
+        await self._count(part, end_ns - begin_ns)
 
-    def over(self, kind: str) -> None:
-        """All traffic of this kind has ended."""
-        self._ended = (kind, self.clock.now_ns())
-
-    def window_ns(self, before: str, after: str, announced_ns: float = 0.0) -> float:
-        """Return how long nobody is expected to send between these two."""
-        return self.windows.expected((before, after), announced_ns).ns
+    async def _count(self, part: Part, took_ns: int) -> None:
+        """Tell what crossed beside what was announced, and remember it for the next time."""
+        crossed = await self.meter.read()
+        announced = total(self.topology, _whole(part.comms), part.kind)
+        if crossed is not None:
+            self.history.crossed(announced, crossed)
+        row = traffic_row(part.kind, announced.total_bytes, crossed, took_ns)
+        self._record("fabric_traffic", row)
 
     async def settled(self, limit_ns: int) -> bool:
         """Wait until no change is decided or under way; whether that came about in time."""
@@ -182,7 +168,8 @@ class Controller:
         lit, stiff = self.session.lit, self.circuits.unsteered.keys()
         uplinks = (str(up) for up in self.topology.uplinks if up.tor in stiff)
         broken = frozenset({*self.circuits.broken, *uplinks})
-        plan = plan_demand(self.topology, demand.sent_bytes, lit=lit, broken=broken)
+        sent_bytes = demand.sent_bytes + self.history.unannounced_bytes
+        plan = plan_demand(self.topology, sent_bytes, lit=lit, broken=broken)
         return Plan(plan.links | self._held(), plan.unserved)
 
     def _held(self) -> Links:
@@ -198,7 +185,7 @@ class Controller:
         if ahead is None:
             return
         begin_ns = self.clock.now_ns()
-        demand = total(self.topology, _whole(ahead.rest), ahead.comms[ahead.at].name)
+        demand = total(self.topology, _whole(ahead.rest), ahead.kind)
         decided = self._weighed(ahead, demand)
         self._tell(demand, decided, self.clock.now_ns() - begin_ns)
         self._decided = None
@@ -271,8 +258,11 @@ class Controller:
 
     def _tell(self, demand: Demand, decided: Decision, took_ns: int) -> None:
         row = decision_row(demand.name, demand.total_bytes, decided, took_ns / NS_PER_MS)
+        self._record("fabric", row)
+
+    def _record(self, stream: str, row: Mapping[str, object]) -> None:
         whose = {"step": self.number, "policy": str(self.arm)}
-        self.session.record.event("fabric", whose | row)
+        self.session.record.event(stream, whose | dict(row))
 
 
 def _whole(comms: Sequence[Comm]) -> list[Demand]:

@@ -9,6 +9,7 @@ from harness.fabric.decision import Decision
 from harness.fabric.links import Link
 from harness.model.streams import STAGES
 from harness.run.change import Change
+from harness.run.fabric.traffic import Crossed
 
 
 def decision_row(
@@ -57,6 +58,19 @@ def failed_row(lit: Collection[Link], took_ns: int, error: str) -> dict[str, obj
         "lit": names(lit),
         "outcome": "failed",
         "error": error,
+    }
+
+
+def traffic_row(
+    kind: str, announced_bytes: float, crossed: Crossed | None, took_ns: int
+) -> dict[str, object]:
+    """Return the row of a part of a step's traffic; null where nobody counts."""
+    return {
+        "kind": kind,
+        "announced_bytes": round(announced_bytes),
+        "measured_bytes": None if crossed is None else round(float(crossed.sent.sum())),
+        "circuits_bytes": None if crossed is None else round(crossed.by_circuits),
+        "took_ms": took_ns / NS_PER_MS,
     }
 
 

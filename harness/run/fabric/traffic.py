@@ -1,4 +1,4 @@
-"""What really crossed the ports of ToRs, by their own counters, beside what was announced."""
+"""Traffic as it is announced, and what really crossed the ports of ToRs, by their own counters."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.fabric.demand import Comm
 from harness.run.session import MESSAGE_NS, Session
 from harness.wire.messages import Counters, ReadCounters
 
 _UPLINK = re.compile(r"u\d+")
 _ELECTRICAL = "e0"
+
+
+class Part(NamedTuple):
+    """A part of a step's traffic: its kind (train, gather, sync), and its communications."""
+
+    kind: str
+    comms: tuple[Comm, ...]
 
 
 class Crossed(NamedTuple):

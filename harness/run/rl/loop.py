@@ -21,6 +21,7 @@ from harness.model.lengths import generate
 from harness.model.replay import Replay, ReplayRequest
 from harness.model.scenario import Rl
 from harness.model.workload import GeneratedWorkload
+from harness.run.fabric.opening import network
 from harness.run.generation.asked import GenerationAsked
 from harness.run.generation.ledger import Entry
 from harness.run.generation.opening import open_fleet
@@ -89,7 +90,7 @@ class Loop:
     def __init__(self, session: Session, step: Rl, place: Place, arm: Arm, replay: Replay) -> None:
         self.session, self.step = session, step
         self.number, self.index, self.repeat, self.workload_seed = place
-        self.name, self.fabric = str(arm), arm.fabric
+        self.name, self.arm = str(arm), arm
         self.policy: Policy = parse_policy(arm.policy)
         self.digest = replay.digest
         self.clock = session.bench.clock
@@ -143,6 +144,10 @@ class Loop:
             await self.syncs.open()
             await self.pilot.bring_up(first)
             self.fleet.ledger.on_end = self._on_end
+            session.fabric = await stack.enter_async_context(
+                network(session, self.arm, self.number)
+            )
+            stack.callback(setattr, session, "fabric", None)
             await self._begin(kept)
             await self._make_steps()
             ledger.on_end = None
@@ -152,7 +157,10 @@ class Loop:
 
     async def _make_steps(self) -> None:
         """Make all steps; an error of those beside, who look and steer, ends whatever waits."""
-        beside = [self.fleet.beside(work) for work in (self._look(), self.pilot.run())]
+        works = [self._look(), self.pilot.run()]
+        if fabric := self.session.fabric:
+            works += [fabric.tend(), fabric.guard()]
+        beside = [self.fleet.beside(work) for work in works]
         try:
             while self.version < self.step.steps:
                 groups = await self._complete(self.version)

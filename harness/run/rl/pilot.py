@@ -34,6 +34,8 @@ from harness.scheduling.view import Finished, Move, Moved, Plan, Settings, View
 from harness.scheduling.waves import names
 from harness.seeds import seeded
 
+FABRIC_NS = 5 * NS_PER_S
+"""For circuits to get where they are going; after that, traffic is electrical or as it was."""
 MOVES_KEPT = 1000
 """Moves that policies are shown: more than any bounded rate makes within a request's rest."""
 GUESS_S = 5.0
@@ -189,6 +191,8 @@ class Pilot:
 
         What earlier plans assigned them to counts no longer: nobody would wait for it in vain.
         """
+        if self.session.fabric is not None:  # no layout begins on circuits that are moving
+            await self.session.fabric.settled(FABRIC_NS)
         going = self._going(wanted)
         self.fleet.refuse(going)
         self.fleet.assign({entry.id: "" for entry in self.entries()} | dict(assignment or {}))

@@ -1,0 +1,40 @@
+"""What a step of the RL loop sends: training, the gathering of its weights, their way. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from harness.fabric.demand import Comm, of_moves, of_training, total
+from harness.fabric.topology import Topology
+from harness.run.fabric.traffic import Part
+from harness.wire.training import Phase
+
+TRAIN, GATHER, SYNC = "train", "gather", "sync"
+
+
+def train_part(
+    topology: Topology, phases: Sequence[Phase], node_of: Mapping[int, str], *, layerwise: bool
+) -> Part:
+    """Return a training step, as its phases announce it; as one communication, if not layerwise."""
+    comms = of_training(topology, phases, node_of)
+    if layerwise or not comms:
+        return Part(TRAIN, comms)
+    whole = total(topology, (comm.whole for comm in comms), TRAIN)
+    return Part(TRAIN, (Comm(TRAIN, comms[0].axis, whole, comms[0].gap_ns),))
+
+
+def gather_part(
+    topology: Topology, trainers: Sequence[str], sources: Sequence[str], size_bytes: float
+) -> Part:
+    """Return how weights of this size, held in equal shares, get whole to each source."""
+    share = size_bytes / len(trainers)
+    moves = [(node, to, share) for to in sources for node in trainers if node != to]
+    return Part(GATHER, (Comm(GATHER, "dp", of_moves(topology, moves, GATHER), 0.0),))
+
+
+def sync_part(
+    topology: Topology, edges: Sequence[tuple[str, str]], size_bytes: float, window_ns: float
+) -> Part:
+    """Return how weights of this size get to the engines, each edge carrying all of them."""
+    moves = [(node, to, size_bytes) for node, to in edges]
+    return Part(SYNC, (Comm(SYNC, "dp", of_moves(topology, moves, SYNC), window_ns),))
