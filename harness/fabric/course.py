@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from harness.clock import NS_PER_MS
 from harness.fabric.circuits import DARK, Plan
-from harness.fabric.decision import Links, Settings, needed_ns
+from harness.fabric.decision import Links, Settings, circuits_of, needed_for_ns
 from harness.fabric.demand import Comm, Demand, Floats
 from harness.fabric.prediction import capacity
 from harness.fabric.refusals import refusal, sound
@@ -182,7 +182,7 @@ class _Step:
         found: dict[bytes, Floats] = {}
         for which in (np.ones(len(self.sending), bool), *chosen):
             weights = np.bincount(self.pattern, np.where(which, self.bytes_, 0.0))
-            sent = np.tensordot(weights, self.patterns, 1)
+            sent: Floats = np.tensordot(weights, self.patterns, 1).astype(np.float64)
             found.setdefault((sent / sent.sum()).round(ALIKE).tobytes(), sent)
             if len(found) > PARTS_MAX:
                 break
@@ -214,8 +214,7 @@ def _not_hidden(
 
     By the rule ``window`` there is none then: infinite.
     """
-    needed = np.array(
-        [[needed_ns(topology, a.links, b.links, settings) for b in plans] for a in plans]
-    )
+    up = [circuits_of(plan.links) for plan in plans]
+    needed = np.array([[needed_for_ns(topology, a, b, settings) for b in up] for a in up])
     over_ns = np.maximum(0.0, needed - idle_ns[:, None, None])
     return np.where(over_ns > 0, np.inf, 0.0) if settings.rule == "window" else over_ns

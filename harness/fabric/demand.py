@@ -138,21 +138,9 @@ def of_moves(
     return Demand(name, tuple(topology.tors), sent)
 
 
-def of_sync(
-    topology: Topology,
-    sources: Sequence[str],
-    children: Mapping[str, Sequence[str]],
-    size_bytes: float,
-) -> Demand:
-    """Return a weight sync: `sources` send equal shares of it to who is nobody's child.
-
-    Each node sends the whole on to each of its `children`, as `harness.run.rl.sync` has them.
-    """
-    below = {child for several in children.values() for child in several}
-    roots = [node for node in children if node not in below]
-    moves = [(s, root, size_bytes / len(sources)) for s in sources for root in roots]
-    moves += [(node, child, size_bytes) for node, to in children.items() for child in to]
-    return of_moves(topology, moves, "sync")
+def of_sync(topology: Topology, edges: Iterable[tuple[str, str]], size_bytes: float) -> Demand:
+    """Return a weight sync: over each edge, from node to node, goes the whole file."""
+    return of_moves(topology, ((a, b, size_bytes) for a, b in edges), "sync")
 
 
 def of_collective(

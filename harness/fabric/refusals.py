@@ -18,8 +18,10 @@ from harness.fabric.topology import Plane, Topology
 def refusal(topology: Topology, links: Collection[Link], broken: Collection[str] = ()) -> str:
     """Return the first reason why these links must not be made together, or ""."""
     cabled = _cabled(topology)
-    alone = (why for link in sorted(links) for why in _faults(topology, cabled, link, broken))
-    return next(alone, "") or _doubled(links)
+    faulty = [link for link in links if any(_faults(topology, cabled, link, broken))]
+    if faulty:
+        return next(_faults(topology, cabled, min(faulty), broken))
+    return _doubled(links)
 
 
 def sound(

@@ -29,7 +29,7 @@ from harness.model.degrees import Degrees
 from harness.model.layout import Layout, parse_layout
 from harness.model.placement import place
 from harness.model.scenario import Op
-from harness.run.rl.sync import children_of
+from harness.run.rl.edges import Path, edges_of
 from harness.wire.training import Phase
 from tests.unit.fabric_bench import bench, demand, demands
 
@@ -186,21 +186,21 @@ def test_phases_of_one_pattern_scale_with_their_bytes() -> None:
 # -- sync, moves, generation -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["chain", "tree"])
-def test_a_sync_brings_the_size_to_every_receiver_once(path: str) -> None:
-    receivers = ["t1.0", "t2.0", "t3.0"]
-    children = children_of(receivers, path)  # type: ignore[arg-type]
-    found = of_sync(FOUR, ["t0.0"], children, 8e6)
-    assert found.sent_bytes.sum(0).tolist() == [0, 8e6, 8e6, 8e6]
-    if path == "chain":
-        assert found == demand(FOUR, t0_t1=8e6, t1_t2=8e6, t2_t3=8e6)
-    else:
-        assert found == demand(FOUR, t0_t1=8e6, t1_t2=8e6, t1_t3=8e6)
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [
+        ("chain", {"t0_t1": 8e6, "t1_t2": 8e6, "t2_t3": 8e6}),
+        ("tree", {"t0_t1": 8e6, "t1_t2": 8e6, "t1_t3": 8e6}),
+    ],
+)
+def test_a_sync_brings_the_file_to_every_receiver_once(path: Path, sent: dict[str, float]) -> None:
+    found = of_sync(FOUR, edges_of(["t0.0"], ["t1.0", "t2.0", "t3.0"], path), 8e6)
+    assert found == demand(FOUR, **sent)
 
 
-def test_sources_of_a_sync_send_equal_shares() -> None:
-    found = of_sync(FOUR, ["t0.0", "t1.0"], {"t2.0": ("t3.0",), "t3.0": ()}, 8e6)
-    assert found == demand(FOUR, t0_t2=4e6, t1_t2=4e6, t2_t3=8e6)
+def test_pairs_of_a_sync_go_side_by_side() -> None:
+    edges = edges_of(["t0.0", "t1.0"], ["t2.0", "t3.0", "t2.1"], "pairs")
+    assert of_sync(FOUR, edges, 8e6) == demand(FOUR, t0_t2=8e6, t1_t3=8e6)
 
 
 def test_moves_add_up_and_stay_inside_a_tor() -> None:
