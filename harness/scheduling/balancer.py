@@ -2,8 +2,9 @@
 
 When an instance ends follows from sums over its requests, as its step time is nearly a line in
 batch and KV: with L steps to come, S tokens to produce and Q tokens of context to read meanwhile,
-``L * t(S / L, Q / L)``. L is its longest request, or S over the sequences that it can run at once
-where seats or KV make others wait (queue length, KV headroom). One that lately yielded less than it
+``L * t(S / L, Q / L)``, and the contexts that are yet to be computed: of who waits, and of later
+turns. L is its longest request, or S over the sequences that it can run at once where seats or KV
+make others wait (queue length, KV headroom). One that lately yielded less than it
 should (service rate) is taken to go on so.
 
 Some requests of that instance go to one other, at the rate that is allowed, if of the two the later
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from harness.model.layout import Layout
 from harness.scheduling.compute import Compute, Costs
 from harness.scheduling.forecast import Forecast
+from harness.scheduling.turns import later_tokens
 from harness.scheduling.view import Floats, Instance, Ints, Move, Settings, View
 
 MoveS = Callable[[str, str, int], float]
@@ -41,6 +43,9 @@ TINY = 1e-9
 """Instead of 0, by which nothing can be divided."""
 SLOW, SLOWEST = 0.7, 4.0
 """An instance counts as slow below this share of its expected speed; at most so many times."""
+
+SETTLED_S = 1.0
+"""Over which a yield is measured: who has decoded for so long had its prompt computed before."""
 
 
 def balance(
@@ -87,6 +92,10 @@ class _StepTimes:
             self._at.setdefault(instance.layout, []).append(number)
         self._costs = {layout: compute.costs(layout) for layout in self._at}
         self._layouts = [instance.layout for instance in instances]
+        costs = [self._costs[layout] for layout in self._layouts]
+        first_s = [(each.prefill_token_s, each.prefill_pair_s / 2) for each in costs]
+        self.prefill_s = np.array(first_s).T
+        """Of a token, and of a pair of them: (2, instances)."""
 
     def step_s(self, batch: Floats, kv_tokens: Floats, at: int | None = None) -> Floats:
         """Return the time of a decode step: at one instance, or all, which are the last axis."""
@@ -118,16 +127,23 @@ class _Pool:
             np.minimum(self.tokens * strays, view.cap_tokens - requests.produced), self.tokens
         )
         """What a request produces yet if it is the one that strays up: some of many does."""
-        self.reads = self.tokens * (requests.context + self.tokens / 2)
+        wait = ~requests.running
+        later = later_tokens(view, self.tokens)
+        self.work = np.zeros((4, len(self.at)))
+        self.work[:2] = self.tokens, self.tokens * (self.context + self.tokens / 2)
+        if wait.any() or later.any():
+            computes = np.where(wait, self.context, 0.0)
+            self.work[2:] = computes + later, computes**2 + later * self.context
+        """By request: tokens to produce, tokens read meanwhile, contexts to compute, and pairs."""
 
         bins = self.at + 1  # what is queued elsewhere falls into the first
         size = len(instances) + 1
-        self.tokens_at = _added(bins, self.tokens, size)
-        self.reads_at = _added(bins, self.reads, size)
+        self.work_at = np.zeros((4, len(instances)))
+        for column in range(4 if self.work[2].any() else 2):
+            self.work_at[column] = _added(bins, self.work[column], size)
         longest_at = np.zeros(size)
         np.maximum.at(longest_at, bins, self.reach)
         self.longest_at = longest_at[1:]
-        wait = ~requests.running
         kv_wanted = _added(bins[wait], self.context[wait], size)
         seats, taken, kv, kv_used = np.array(
             [
@@ -142,9 +158,11 @@ class _Pool:
         self.accepting = np.array([i.accepting for i in instances])
         self.length_max = np.array([i.length_max_tokens for i in instances])
         self.times = _StepTimes(instances, compute)
-        fresh = _added(bins, requests.produced == 0, size)
-        self.slow = _slowness(instances, fresh, self.times)
-        self.ends = self._ends(self.longest_at, self.tokens_at, self.reads_at)
+        turns = later if requests.recomputed is None else later + requests.recomputed
+        least = np.full(size, np.inf)
+        np.minimum.at(least, bins, np.where(turns > 0, 0.0, requests.produced))
+        self.slow = _slowness(instances, least[1:], self.times)
+        self.ends = self._ends(self.longest_at, self.work_at)
 
     def order(self, source: int, settings: Settings) -> Ints:
         """Return the rows at an instance that may move, in the order in which they should.
@@ -179,16 +197,16 @@ class _Pool:
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _ends(
-        self, longest: Floats, tokens: Floats, reads: Floats, at: int | None = None
-    ) -> Floats:
+    def _ends(self, longest: Floats, work: Floats, at: int | None = None) -> Floats:
         """Return in how many seconds an instance ends with so much to do, or all (last axis)."""
         these = slice(None) if at is None else at
+        tokens, reads, computes, pairs = work
         tokens = np.maximum(tokens, TINY)
         at_once = np.minimum(self.seats[these], self.kv[these] * tokens / np.maximum(reads, TINY))
         steps = np.maximum(longest, tokens / np.maximum(at_once, 1))
-        step_s = self.times.step_s(np.maximum(tokens / steps, 1), reads / steps, at)
-        return np.asarray(self.slow[these] * steps * step_s)
+        decodes_s = steps * self.times.step_s(np.maximum(tokens / steps, 1), reads / steps, at)
+        token_s, pair_s = self.times.prefill_s[:, these]
+        return np.asarray(self.slow[these] * (decodes_s + computes * token_s + pairs * pair_s))
 
     def _without(self, source: int, rows: Ints) -> Floats:
         """Return when the source ends without the first, the first two, ... of `rows`: (rows,)."""
@@ -196,18 +214,14 @@ class _Pool:
         stays[rows] = False
         after = np.append(self.reach[rows[1:]], self.reach[stays].max(initial=0.0))
         longest = np.maximum.accumulate(after[::-1])[::-1]
-        tokens = self.tokens_at[source] - np.cumsum(self.tokens[rows])
-        reads = self.reads_at[source] - np.cumsum(self.reads[rows])
-        return self._ends(longest, tokens, reads, source)
+        left = self.work_at[:, [source]] - np.cumsum(self.work[:, rows], axis=1)
+        return self._ends(longest, np.maximum(left, 0.0), source)
 
     def _with(self, rows: Ints) -> Floats:
         """Return when every instance ends with the first of `rows`, ... too: (rows, instances)."""
         longest = np.maximum.accumulate(self.reach[rows])[:, None]
-        return self._ends(
-            np.maximum(self.longest_at, longest),
-            self.tokens_at + np.cumsum(self.tokens[rows])[:, None],
-            self.reads_at + np.cumsum(self.reads[rows])[:, None],
-        )
+        more = np.cumsum(self.work[:, rows], axis=1)[:, :, None]
+        return self._ends(np.maximum(self.longest_at, longest), self.work_at[:, None] + more)
 
     def _feasible(self, source: int, rows: Ints) -> NDArray[np.bool_]:
         """Return which instances could have the first of `rows`, ... at once: (rows, instances)."""
@@ -239,17 +253,18 @@ def _added(bins: Ints, column: Floats | Ints, size: int) -> Floats:
     return np.asarray(np.bincount(bins, column, size)[1:], np.float64)
 
 
-def _slowness(instances: tuple[Instance, ...], fresh: Floats, times: _StepTimes) -> Floats:
+def _slowness(instances: tuple[Instance, ...], least: Floats, times: _StepTimes) -> Floats:
     """Return by how much each instance is slower than it should be, by what it yields: 1 or more.
 
     Within the noise of a measurement (`SLOW`) it is as fast as said; so it is while nothing is
-    known, or some of its requests are `fresh`: then it computes prompts, and yields less for that.
+    known, or where it may just have computed prompts, and yielded less for that: some of its
+    requests wait or have several turns, or the one that has the `least` came within `SETTLED_S`.
     """
-    running, kv_used, yields = np.array(
-        [(i.running, i.kv_used_tokens, i.tokens_per_s) for i in instances], dtype=float
+    running, waiting, kv_used, yields = np.array(
+        [(i.running, i.waiting, i.kv_used_tokens, i.tokens_per_s) for i in instances], dtype=float
     ).T
     batch = np.maximum(running, 1.0)
     step_s = times.step_s(batch, kv_used)
-    known = (yields > 0) & (running > 0) & (fresh == 0)
+    known = (yields > 0) & (running > 0) & (waiting == 0) & (least * step_s > SETTLED_S)
     slower = np.divide(batch / step_s, yields, out=np.ones(len(instances)), where=known)
     return np.clip(np.where(slower > 1 / SLOW, slower, 1.0), 1.0, SLOWEST)

@@ -116,6 +116,27 @@ def test_an_instance_that_yields_too_little_is_relieved() -> None:
     assert len(relieved) > len(even)
 
 
+def test_an_instance_that_may_just_have_computed_prompts_is_not_taken_for_slow() -> None:
+    view, forecast = pool([[2000] * 8, [2000] * 8, []])
+    slow = replace(view.instances[0], tokens_per_s=8 / 0.012 / 4)
+    there = replace(view, instances=(slow, *view.instances[1:]))
+    turns = replace(view.requests, recomputed=np.full(16, 3000))
+    lately = replace(view.requests, produced=np.full(16, 50))
+    for requests in (turns, lately):
+        seen = replace(there, requests=requests)
+        even = decided(replace(view, requests=requests), forecast)
+        assert decided(seen, forecast) == even
+
+
+def test_contexts_that_later_turns_compute_are_work() -> None:
+    """The one with the longest answer ends first: the other computes 400,000 tokens yet."""
+    view, forecast = pool([[1500, 1400, 1400], [100] * 8], [1, 4])
+    assert {source for source, _ in decided(view, forecast)} == {"n:0"}
+    later = np.array([0] * 3 + [50_000] * 8)
+    turns = replace(view, truth=forecast.expected.astype(np.int64), truth_recomputes=later)
+    assert {source for source, _ in decided(turns, forecast)} <= {"n:1"}
+
+
 # -- what it leaves ------------------------------------------------------------------------------
 
 
