@@ -28,7 +28,11 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Optics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Light levels. `averaging` is the power meter's setting 1..8: 10 ms, doubling each step."""
+    """Light levels. `averaging` is the power meter's setting 1..8: 10 ms, doubling each step.
+
+    Light of `launch_dbm` is always taken to enter every ingress port. So a unit behind a trunk
+    measures light though the unit before it sends none: only packets prove a path of several units.
+    """
 
     launch_dbm: float = 0.0
     insertion_loss_db: float = 1.2

@@ -161,6 +161,12 @@ def electrical_room(topology: Topology, links: Links, prefix: str) -> Room:
     return _Plan(topology, links, prefix).eps_room()
 
 
+def uplink_drain_ms(links: Links) -> float:
+    """Return how long a full queue of an uplink needs to get out: to settle, before going dark."""
+    bucket = _bucket(links.link_mbit_per_s, UPLINK_QUEUE_MS)
+    return bucket.limit_bytes / bucket.rate_bytes_per_s * 1e3
+
+
 def room_name(prefix: str, name: str) -> str:
     """Return the name of the namespace of `name`."""
     return f"{prefix}-{name}"

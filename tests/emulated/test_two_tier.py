@@ -1,5 +1,6 @@
 """The shipped two-tier bench: links across pods carry packets, and the electrical path is there."""
 
+import asyncio
 import socket
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from drivers.tor.netlink import NetlinkTor
 from harness.bench.electrical import ElectricalPath
 from harness.bench.leftovers import tear_down
 from harness.bench.namespaces import Network, build
+from harness.bench.running import RunningBench
 from harness.errors import UsageError
 from harness.fabric.circuits import plan_shape
 from harness.fabric.links import Link
@@ -207,6 +209,25 @@ def test_a_tor_whose_electrical_link_is_pulled_has_its_circuits_left(fabric: Fab
     assert fabric.hops("t2", "g2") == ELECTRICALLY
     fabric.electrical.plug("train0", plugged=True)
     assert fabric.hops("t0", "g2") == fabric.hops("g2", "t0") == ELECTRICALLY
+
+
+def test_a_running_bench_makes_its_electrical_path_ideal(fabric: Fabric) -> None:
+    found = running("emulated", fabric.electrical)
+    asyncio.run(found.electrical(1.0))
+    assert _rates(fabric) == {2 * BENCH.links.link_mbit_per_s}
+    asyncio.run(found.electrical(None))
+    assert _rates(fabric) == {2 * BENCH.links.link_mbit_per_s / BENCH.links.oversubscription}
+
+
+def test_where_no_electrical_path_is_ours_none_is_made_ideal() -> None:
+    with pytest.raises(UsageError, match="only on an emulated bench"):
+        asyncio.run(running("live", None).electrical(1.0))
+
+
+def running(world: str, path: ElectricalPath | None) -> RunningBench:
+    """Return a bench of which only the electrical path is used."""
+    rest = dict.fromkeys(("clock", "link", "hellos", "switches", "tors", "store"))
+    return RunningBench(world, topology_of(BENCH), **rest, electrical_path=path)
 
 
 # -- a run, as a user makes it ---------------------------------------------------------------------

@@ -6,7 +6,7 @@ from ipaddress import ip_address, ip_network
 import pytest
 
 from drivers.interfaces import TokenBucket
-from harness.bench.wiring import BURST_BYTES, Room, Wiring, mac_of, wire
+from harness.bench.wiring import BURST_BYTES, Room, Wiring, mac_of, uplink_drain_ms, wire
 from harness.errors import UsageError
 from harness.fabric.topology import topology_of
 from harness.model.bench import Bench, Links, Node, Switch, Tor
@@ -164,6 +164,18 @@ def test_a_bucket_drains_its_full_queue_in_the_time_asked_for() -> None:
 
 def test_a_slow_port_still_queues_two_bursts() -> None:
     assert TokenBucket.of(10, burst_bytes=BURST_BYTES, queue_ms=5).limit_bytes == 2 * BURST_BYTES
+
+
+@pytest.mark.parametrize(("mbit_per_s", "ms"), [(1000.0, 5.0), (500.0, 5.0), (100.0, 15.73)])
+def test_what_a_full_uplink_holds_is_out_after_the_time_that_is_told(
+    mbit_per_s: float, ms: float
+) -> None:
+    links = Links(link_mbit_per_s=mbit_per_s)
+    bucket = next(p.bucket for p in room(wired(links=links), "tor0").ports if p.name == "u1")
+    assert bucket
+    assert uplink_drain_ms(links) == pytest.approx(ms, abs=0.01)
+    drained = bucket.rate_bytes_per_s * uplink_drain_ms(links) / 1e3
+    assert drained == pytest.approx(bucket.limit_bytes)
 
 
 @pytest.mark.parametrize("mbit_per_s", [0.0, -1.0, 40_000.0])
