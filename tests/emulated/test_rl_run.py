@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.processes import stat
 from tests.emulated.lab import Lab, lab
 
 pytestmark = [pytest.mark.emulated, pytest.mark.root, pytest.mark.timeout(300)]
@@ -106,6 +107,33 @@ def test_every_sample_trains_once_and_every_version_gets_everywhere(bench: Lab) 
     assert {row["op"] for row in phases} >= {"all_gather", "reduce_scatter"}
     assert "static:3xTP1" in out
     nothing_is_left(bench)
+
+
+def test_weights_go_in_pairs_and_a_source_that_dies_is_replaced(bench: Lab) -> None:
+    asked(bench, 'steps = 4\npolicies = ["static:3xTP1"]\nsync = "pairs"\n')
+    process = bench.start()
+    bench.await_event(process, "sync")
+    agent = bench.pid_of_agent(process, "t1")
+    (porter,) = (p for p in pids(bench, "agents.porter") if parent_of(p) == agent)
+    os.kill(porter, signal.SIGKILL)
+    code, out = bench.finish(process)
+    assert code == 0, out
+    rows = bench.events("sync")
+    assert {(row["path"], row["receivers"]) for row in rows} == {("pairs", 2)}
+    synced = [row for row in rows if row["outcome"] == "synced"]
+    assert [row["version"] for row in synced] == [1, 2, 3, 4]
+    (failed,) = (row for row in rows if row["outcome"] == "failed")
+    assert "t1: send_weights failed: PorterDied" in failed["error"]
+    again = next(row for row in synced if row["version"] == failed["version"])
+    assert (failed["sources"], again["sources"], again["attempt"]) == (2, 1, 1)
+    assert [row["sources"] for row in synced if row is not again] == [2, 2, 2]
+    assert all(0 < row["wire_s"] < row["total_s"] for row in synced)
+    nothing_is_left(bench)
+
+
+def parent_of(pid: int) -> int:
+    fields = stat(pid)
+    return int(fields[1]) if fields else 0
 
 
 def test_a_training_rank_killed_in_a_step_costs_that_step_only(bench: Lab) -> None:

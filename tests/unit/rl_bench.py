@@ -65,6 +65,8 @@ class RlNode(FakeNode):
 
     version = 0
     train_ns = TRAIN_NS
+    carry_ns = CARRY_NS
+    ranks: tuple[int, ...] = ()
     files: dict[str, int]
     stepped: list[tuple[int, tuple[str, ...]]]
 
@@ -93,8 +95,8 @@ class RlNode(FakeNode):
 
     async def expect(self, message: ExpectWeights) -> Message:
         begin_ns = self.now_ns()
-        sent = self.bench.sent.setdefault(message.transfer, asyncio.Event())
-        await sent.wait()
+        await self.bench.came(message.transfer, self.name).wait()
+        self.pass_on(message)
         path = f"{self.name}/{message.version}"
         self.files[path] = message.version
         return WeightsArrived(
@@ -107,12 +109,17 @@ class RlNode(FakeNode):
         names = [child.removesuffix(":1") for child in message.children]
         if lost := [n for n in names if n not in self.bench.nodes or self.bench.nodes[n].lost]:
             return Failure(error="ChildLost", text=f"{lost[0]} took 0 of 3 buckets")
-        await self.bench.clock.sleep_ns(CARRY_NS)
-        self.bench.sent.setdefault(message.transfer, asyncio.Event()).set()
+        assert message.path == f"{self.name}/published"
+        await self.bench.clock.sleep_ns(self.carry_ns)
+        self.pass_on(message)
         return WeightsSent(
             moved_bytes=10**6, buckets=3, checksum=self.bench.checksum,
             spans=(self.span("send", begin_ns),),
         )  # fmt: skip
+
+    def pass_on(self, message: ExpectWeights | SendWeights) -> None:
+        for child in message.children:
+            self.bench.came(message.transfer, child.removesuffix(":1")).set()
 
     async def update(self, message: UpdateWeights) -> Message:
         begin_ns = self.now_ns()
@@ -130,7 +137,7 @@ class RlNode(FakeNode):
         return WeightsUpdated(spans=(self.span("weights", begin_ns),), moved_bytes=10**6)
 
     async def open_training(self, message: OpenTraining) -> Message:
-        self.version = 0
+        self.version, self.ranks = 0, message.ranks
         pids = dict.fromkeys(message.ranks, 1)
         return TrainingOpen(pids=pids, facts={"backend": "none"}, parameters=1, weights_bytes=1)
 
@@ -155,9 +162,11 @@ class RlNode(FakeNode):
     async def publish(self, message: PublishWeights) -> Message:
         spans = (Span(stage="gather", begin_ns=self.now_ns(), end_ns=self.now_ns()),)
         self.bench.checksum = 100 + self.version
+        writes = bool(set(self.ranks) & set(message.writers))
         return WeightsPublished(
-            version=self.version, path="file", bytes=10**6, checksum=100 + self.version, spans=spans
-        )
+            version=self.version, path=f"{self.name}/published" if writes else "",
+            bytes=10**6 * writes, checksum=writes * (100 + self.version), spans=spans,
+        )  # fmt: skip
 
     async def keep(self, message: KeepTrainer) -> Message:
         kept = self.bench.kept
@@ -176,19 +185,20 @@ class RlNode(FakeNode):
 
 
 class RlBench(FakeBench):
-    """`nodes` that generate with `gpus` each, and one that trains."""
+    """`nodes` that generate with `gpus` each, and `trainers`, each with one rank."""
 
-    def __init__(self, nodes: int = 1, gpus: int = 4, *, vocab: int = 0) -> None:
+    def __init__(self, nodes: int = 1, gpus: int = 4, *, vocab: int = 0, trainers: int = 1) -> None:
         super().__init__(nodes, vocab=vocab)
         generating = {
             name: Node(tor="t0", pod="generate", emulated_gpus=gpus) for name in self.nodes
         }
         spec = Bench(
             name="fake", world="live", tors={"t0": Tor()},
-            nodes={**generating, "t0": Node(tor="t0", pod="train")},
+            nodes=generating | {f"t{i}": Node(tor="t0", pod="train") for i in range(trainers)},
         )  # fmt: skip
         self.spec = spec
         self.topology = topology_of(spec)
+        self.trainers = trainers
         self.nodes = {
             name: RlNode(self, name, (i + 1) * 10**12) for i, name in enumerate(spec.nodes)
         }
@@ -201,9 +211,13 @@ class RlBench(FakeBench):
             )
             for name, node in self.nodes.items()
         }  # fmt: skip
-        self.sent: dict[str, asyncio.Event] = {}
+        self.transferred: dict[tuple[str, str], asyncio.Event] = {}
         self.kept: dict[str, int] = {}
         self.checksum = 0
+
+    def came(self, transfer: str, node: str) -> asyncio.Event:
+        """Set when a transfer has come to a node."""
+        return self.transferred.setdefault((transfer, node), asyncio.Event())
 
     @property
     def trainer(self) -> RlNode:
@@ -250,6 +264,7 @@ def rl_session(
     gpus: Mapping[str, int] = {
         name: node.emulated_gpus for name, node in bench.spec.nodes.items() if node.pod != "train"
     }
+    trainers = [name for name, node in bench.spec.nodes.items() if node.pod == "train"]
     fake: Any = bench
     return Session(
         bench=fake,
@@ -260,7 +275,8 @@ def rl_session(
             spec=spec, layout=parse_layout(layout), replay=requests, gpus_of=gpus
         ),
         training_asked=TrainingAsked(
-            spec=TrainerSpec(mode="paced", degrees=Degrees()), ranks_of={"t0": (0,)}
+            spec=TrainerSpec(mode="paced", degrees=Degrees(dp=len(trainers))),
+            ranks_of={name: (rank,) for rank, name in enumerate(trainers)},
         ),
         keep=folder,
         resume=resume,

@@ -75,7 +75,7 @@ def drawn(chance: random.Random) -> Drawn:
         order="first_ready" if over_age == "drop" else chance.choice(("in_order", "first_ready")),
         over_age=over_age,  # type: ignore[arg-type]
         across_sync=chance.choice(("continue", "recompute", "finish")),
-        sync=chance.choice(("chain", "tree")),
+        sync=chance.choice(("chain", "tree", "pairs")),
         replan_s=chance.choice((0.3, 2.0)),
         switch_s=chance.choice((0.1, 2.0)),
         balance_ms=chance.choice((50.0, 250.0)),
@@ -99,7 +99,7 @@ async def trouble(bench: RlBench, chance: random.Random, happened: list[str]) ->
     for _ in range(chance.randint(0, 5)):
         await bench.clock.sleep_ns(chance.randint(0, 4_000_000_000))
         fault = chance.choice(FAULTS)
-        node = bench.nodes[f"n{chance.randrange(len(bench.nodes) - 1)}"]
+        node = bench.nodes[f"n{chance.randrange(len(bench.spec.nodes) - bench.trainers)}"]
         alive = [name for name in node.engines if name not in node.dead]
         happened.append(f"{bench.clock.now_ns() / 1e9:.2f} s: {fault} at {node.name}")
         if fault in {"die", "stall"} and alive and len(happened) < 3:
@@ -156,9 +156,11 @@ async def _life(
     kept: dict[str, int] | None = None,
 ) -> tuple[RlBench, str]:
     """Run the loop once, to its end or until it is killed."""
-    bench = RlBench(asked.nodes, 4 // asked.nodes, vocab=asked.vocab)
+    trainers = 2 if asked.step.sync == "pairs" else 1
+    bench = RlBench(asked.nodes, 4 // asked.nodes, vocab=asked.vocab, trainers=trainers)
     bench.kept = kept or {}
-    bench.trainer.train_ns = asked.train_ns
+    for index in range(trainers):
+        bench.nodes[f"t{index}"].train_ns = asked.train_ns
     session = rl_session(bench, folder, asked.step, asked.requests, resume=resume)
     session.record = record
     try:

@@ -143,6 +143,12 @@ def test_the_plan_of_a_loop_leaves_out_what_no_policy_does(tmp_path: Path) -> No
     assert "balancer" not in alone
 
 
+def test_the_plan_tells_which_node_serves_which(tmp_path: Path) -> None:
+    pairs = (', "orchestrl"]', ', "oracle"]\nsync = "pairs"')
+    text = plan_text(training(tmp_path, pairs), None)
+    assert "weights: t0 > g0; g0 > g2; t1 > g1; g1 > g3, in" in text
+
+
 def test_the_plan_of_real_training_says_so(tmp_path: Path) -> None:
     real = (
         ("[training]\n", '[training]\nmode = "real"\n'),

@@ -98,9 +98,10 @@ def forecast(policy: str, total: int, true: int) -> Event:
 
 def sync(outcome: str = "synced", **changes: object) -> Event:
     row: dict[str, object] = {
-        "step": 0, "policy": "orchestrl", "version": 1, "path": "chain", "receivers": 2,
-        "attempt": 0, "bytes": 3 * 10**9, "buckets": 8, "gather_s": 0.2, "rpc_s": 0.01,
-        "wire_s": 2.0, "load_s": 0.3, "total_s": 2.51, "outcome": outcome, "error": "",
+        "step": 0, "policy": "orchestrl", "version": 1, "path": "chain", "sources": 1,
+        "receivers": 2, "attempt": 0, "bytes": 3 * 10**9, "buckets": 8, "gather_s": 0.2,
+        "rpc_s": 0.01, "wire_s": 2.0, "load_s": 0.3, "total_s": 2.51, "outcome": outcome,
+        "error": "",
     }  # fmt: skip
     return event("sync", **(row | changes))
 

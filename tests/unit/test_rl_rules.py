@@ -136,6 +136,11 @@ def test_sound_scenarios_have_no_problem(tmp_path: Path) -> None:
         ("staleness_max = 1", "moves_per_s_max = -1.0", "moves_per_s_max: expected 0 or more"),
         ("staleness_max = 1", "switch_s = -1.0", "steps[0].switch_s: expected 0 or more"),
         ("staleness_max = 1", "train_timeout_s = 0", "train_timeout_s: expected more than 0"),
+        (
+            '"4MiB"',
+            '"4MiB"\nsync = "pair"',
+            'sync: \'pair\' is not one of "chain", "pairs", "tree"',
+        ),
         ('"4MiB"', '"4"', "steps[0].bucket: '4' is very little; use 4KiB or more"),
         ('"4MiB"', '"4M"', "steps[0].bucket: '4M': unknown unit 'M'; write one of"),
         ('["static:4xTP1", "orchestrl"]', "[]", "steps[0].policies: empty; name at least one"),
@@ -207,6 +212,14 @@ def test_somebody_must_train(tmp_path: Path) -> None:
     without_gpus = bench(t0=Node(tor="r0"), t1=Node(tor="r0"))
     assert "has 2 that train: t0 has 1, t1 has 1" in told(tmp_path, on=without_gpus)
     assert told(tmp_path, ('"DP2TP2"', '"DP2"'), on=without_gpus) == ""
+
+
+def test_pairs_need_several_nodes_that_train(tmp_path: Path) -> None:
+    pairs = ('"4MiB"', '"4MiB"\nsync = "pairs"')
+    assert told(tmp_path, pairs) == ""
+    alone = told(tmp_path, pairs, ("DP2TP2", "TP2"))
+    assert "steps[0].sync: \"pairs\" needs two nodes that train, and all ranks of 'TP2'" in alone
+    assert 'are on t0; use "chain", or more ranks' in alone
 
 
 def test_nodes_that_cannot_generate_are_told_once(tmp_path: Path) -> None:
