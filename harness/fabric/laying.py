@@ -148,14 +148,17 @@ class Board:
         x, y = self.ends(*edge)
         if not (self.free[x] and self.free[y]):
             return False
-        if self.shares(edge):
-            return self._lay(edge, (edge,))
-        i, j = edge
-        return any(self._lay(edge, ((i, c), (c, j))) for c in self._over(edge, self.free))
+        if self.wired[x] & self.wired[y]:
+            return self._lay(edge, ((x, y),))
+        return any(
+            self._lay(edge, (self.ends(edge[0], core), self.ends(core, edge[1])))
+            for core in self._over(edge, self.free)
+        )
 
     def _lay(self, edge: Edge, hops: Iterable[tuple[int, int]]) -> bool:
+        """Lay a line of hops between these ends. False: changed nothing."""
         mark, line = len(self.log), Line(edge)
-        line.hops = tuple(Hop(line, *self.ends(*hop)) for hop in hops)
+        line.hops = tuple([Hop(line, x, y) for x, y in hops])
         for hop in line.hops:
             plane = self._room(hop.from_, hop.to)
             if plane < 0:
@@ -226,7 +229,7 @@ class Board:
                 left[plane] -= 1
                 if left[plane] <= 0:
                     self.free[end] &= ~(1 << plane)
-        if hop is hop.line.hops[0] and (before < 0) != (plane < 0):
+        if (before < 0) != (plane < 0) and hop is hop.line.hops[0]:
             self.counted(hop.line, 1 if before < 0 else -1)
 
     def counted(self, line: Line, step: int) -> None:

@@ -245,7 +245,7 @@ def _halves(demand: Floats, nodes: Sequence[int]) -> tuple[list[int], list[int]]
     """Return the two sides of a demand within which nobody sends anything to each other."""
     graph: rustworkx.PyGraph[int, None] = rustworkx.PyGraph()
     graph.add_nodes_from(range(len(demand)))
-    graph.add_edges_from_no_data(np.argwhere(demand > 0).tolist())
+    graph.add_edges_from_no_data([(int(i), int(j)) for i, j in np.argwhere(demand > 0)])
     side: Mapping[int, int] | None = rustworkx.two_color(graph)
     if side is None:
         raise UsageError(

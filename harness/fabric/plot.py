@@ -59,7 +59,7 @@ class Plot:
     @property
     def top(self) -> float:
         """Where it begins: without cores, lower."""
-        return min(PLANE_Y - 30, *(box.y for box in self.boxes)) - 10
+        return min([PLANE_Y - 30, *(box.y for box in self.boxes)]) - 10
 
     @property
     def boxes(self) -> tuple[Box, ...]:
@@ -98,15 +98,18 @@ Groups = dict[str, tuple[str, ...]]
 
 def _plane_groups(topology: Topology) -> dict[str, Groups]:
     """Return the boxes of each pod; all under "" where a switch serves more than one pod."""
-    pods_of: dict[str, set[str]] = {}
+    first = next(iter(topology.pods), "")
+    pods_of: dict[str, set[str]] = {trunk.aggregation: set() for trunk in topology.trunks}
     for up in topology.uplinks:
         pods_of.setdefault(up.switch, set()).add(topology.tors[up.tor].pod)
+    for trunk in topology.trunks:
+        pods_of.pop(trunk.core, None)
     switches = [switch for switch in topology.switches if switch in pods_of]
     most = PLANE_BOXES_MAX if len(topology.tors) <= NAMED_TORS_MAX else 1
     if any(len(pods) > 1 for pods in pods_of.values()):
         return {"": _together(switches, most, "aggregation")}
     return {
-        pod: _together([s for s in switches if pod in pods_of[s]], most, "aggregation")
+        pod: _together([s for s in switches if pod in (pods_of[s] or {first})], most, "aggregation")
         for pod in topology.pods
     }
 

@@ -49,10 +49,12 @@ class Serving(Board):
         rate = topology.rates.link_mbit_per_s
         self._electrical = [topology.electrical_mbit_per_s(tor) / rate for tor in self.tors] * 2
         sums = [*demand.sum(1).tolist(), *demand.sum(0).tolist()]
-        self.side_s = [b / rate for b, rate in zip(sums, self._electrical, strict=True)]
+        self.side_s: list[float] = [
+            b / rate for b, rate in zip(sums, self._electrical, strict=True)
+        ]
         self._largest = [*_largest_first(demand), *_largest_first(demand.T)]
         """Of each side, the other ToRs by what they get or send, the largest first."""
-        self.floor_s = max(self.side_s, default=0.0) / topology.rates.oversubscription
+        self.floor_s: float = max(self.side_s, default=0.0) / topology.rates.oversubscription
         """What the hosts' NICs need: no circuit makes it less."""
         self.trials = 0
 
@@ -98,7 +100,7 @@ class Serving(Board):
 
     def last_s(self) -> float:
         """Return when the last byte arrives."""
-        by_circuit: float = max(
+        by_circuit = max(
             (self.edge_s(edge) for edge, lines in self.lines.items() if lines), default=0.0
         )
         return max(by_circuit, self.floor_s, *self.side_s)
@@ -149,8 +151,10 @@ class Serving(Board):
 
     def _place_all(self, edge: Edge, below_s: float) -> bool:
         """Give an edge the circuits that end it sooner than this. False: changed nothing."""
-        needed = floor(self.alone_s(edge) / below_s) + 1
-        mark = len(self.log)
+        alone_s = self.alone_s(edge)
+        if alone_s < below_s:
+            return self.place(edge)
+        needed, mark = floor(alone_s / below_s) + 1, len(self.log)
         if all(self.place(edge) for _ in range(needed)) and self.edge_s(edge) < below_s:
             return True
         self.undo(mark)
@@ -162,7 +166,7 @@ class Serving(Board):
         """Take circuits for what ends last from those that still end sooner; False: not once."""
         relieved = False
         self.trials = min(TRIALS_MAX, WORK_MAX // (1 + sum(map(len, self.lines.values()))))
-        while self.last_s() > self.floor_s and self._relieved(self.last_s() * LESS):
+        while self.last_s() * LESS > self.floor_s and self._relieved(self.last_s() * LESS):
             relieved = True
         return relieved
 
