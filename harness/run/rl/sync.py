@@ -19,6 +19,7 @@ from harness.model.sizes import parse_size
 from harness.run.generation.fleet import Fleet
 from harness.run.rl.edges import Edge, children_of, edges_of, sources_of
 from harness.run.rl.loading import Loading, longest_s
+from harness.run.rl.traffic import StepTraffic
 from harness.run.rl.trainees import Trainees
 from harness.run.session import MESSAGE_NS, Session
 from harness.seeds import unpredictable
@@ -98,6 +99,14 @@ class Syncs:
     _first: dict[str, str] = field(default_factory=dict)
     """The first that were brought: what the fault `noop` loads again and again."""
 
+    def __post_init__(self) -> None:
+        """Have whoever trains tell the fabric of all that a step sends, syncs included."""
+        trainees = self.trainees
+        self.traffic = StepTraffic(
+            self.session, trainees.ranks_of, self.way, lambda: trainees.weights_bytes
+        )
+        trainees.traffic = self.traffic
+
     async def open(self) -> None:
         """Start a porter on every node that sends or receives; those that run stay.
 
@@ -125,7 +134,8 @@ class Syncs:
         Raises `StepFailed` when it fails more often than `sync_retries`, with what failed last.
         """
         fault = dict(enumerate(self.step.sync_faults, start=1)).get(version, "")
-        gathered = await self._gather(version)
+        async with self.traffic.gathering():
+            gathered = await self._gather(version)
         self._out.clear()
         for attempt in range(self.step.sync_retries + 1):
             made = Synced(
@@ -138,7 +148,8 @@ class Syncs:
             )
             try:
                 broken = fault == "fail" and attempt == 0
-                await self._carry(made, gathered, broken=broken)
+                async with self.traffic.carrying():
+                    await self._carry(made, gathered, broken=broken)
                 await self._load(made, noop=fault == "noop")
             except (StepFailed, AgentLost) as error:
                 made.error = str(error)

@@ -7,7 +7,7 @@ samples and the same state give the same step, so nothing is learned twice.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -16,6 +16,7 @@ from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import AgentLost, InfrastructureError, StepFailed
 from harness.run.generation.changes import Background, Changes
 from harness.run.rl.asked import TrainingAsked
+from harness.run.rl.traffic import StepTraffic
 from harness.run.session import MESSAGE_NS, Session
 from harness.tasks import to_the_end
 from harness.wire.asks import CommandFailed
@@ -73,6 +74,10 @@ class Trainees:
         """Folders of this run's own: at most two."""
         self._upto: dict[str, int] = {}
         self._announced: tuple[Phase, ...] = ()
+        self.traffic: StepTraffic | None = None
+        """Who is told what a step sends."""
+        self.weights_bytes = 0
+        """Of the file of weights, as it is sent."""
         self.number = 0
         """Of the step of the scenario, for rows."""
         self.version = 0
@@ -87,6 +92,11 @@ class Trainees:
     def nodes(self) -> tuple[str, ...]:
         """All that train; rank 0 is on the first."""
         return tuple(self._asked.ranks_of)
+
+    @property
+    def ranks_of(self) -> Mapping[str, tuple[int, ...]]:
+        """Global ranks of each node that trains."""
+        return self._asked.ranks_of
 
     @property
     def real(self) -> bool:
@@ -168,7 +178,10 @@ class Trainees:
         )
         self._announced = plan.phases
         body = TrainStep(version=version, samples=tuple(samples))
-        return (await self._all(body, Trained))[self.root]
+        if self.traffic is None:
+            return (await self._all(body, Trained))[self.root]
+        async with self.traffic.training(plan.phases):
+            return (await self._all(body, Trained))[self.root]
 
     async def _all(self, body: Message, reply: type[R]) -> dict[str, R]:
         bodies = dict.fromkeys(self.nodes, body)
@@ -193,7 +206,7 @@ class Trainees:
         self._attempt += 1
         self._upto.clear()
         answers = await self._session.bench.ask_all(bodies, TrainingOpen, OPEN_NS)
-        self.facts = answers[self.root].facts
+        self.facts, self.weights_bytes = answers[self.root].facts, answers[self.root].weights_bytes
         told = ", ".join(f"{key}: {value}" for key, value in self.facts.items())
         text = f"{spec.degrees.ranks} ranks train {answers[self.root].parameters:,} parameters"
         row = {"level": "info", "who": "training", "text": f"{text}; {told}"}
@@ -239,6 +252,8 @@ class Trainees:
             self._upto[node] = happened.upto
             for phase in happened.phases:
                 if phase.end_ns:
+                    if self.traffic is not None:
+                        self.traffic.phase_ended(node, phase.version, phase.index)
                     self._session.record.event("phase", self._phase_row(node, phase))
 
     def _phase_row(self, node: str, phase: PhaseHappened) -> dict[str, object]:

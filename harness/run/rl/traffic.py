@@ -1,0 +1,92 @@
+"""What a step of the loop sends, told to the controller of its fabric: beforehand, and as it goes.
+
+Training, the gathering of its weights and their way to the engines are announced together, when a
+step begins; and once more when it is over, for the next one will be like it: circuits for it can be
+lit while nobody sends. Without a fabric of its own the loop tells nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from harness.run.fabric.traffic import Part
+from harness.run.fabric.work import GATHER, SYNC, TRAIN, gather_part, sync_part, train_part
+from harness.run.session import Session
+from harness.wire.training import Phase
+
+if TYPE_CHECKING:
+    from harness.run.rl.sync import Way
+
+
+@dataclass
+class StepTraffic:
+    """Tells what one loop sends. `ranks_of`: ranks that train, by node."""
+
+    session: Session
+    ranks_of: Mapping[str, Sequence[int]]
+    way: Callable[[], Way]
+    weights_bytes: Callable[[], int]
+    _train: Part = field(default_factory=lambda: Part(TRAIN, ()))
+    _version: int = -1
+    _ended: dict[str, int] = field(default_factory=dict)
+    """By node, the last communication of training that has ended there."""
+
+    def _parts(self) -> tuple[Part, Part, Part]:
+        topology, size_bytes = self.session.bench.topology, self.weights_bytes()
+        sources, _, edges = self.way()
+        gather = gather_part(topology, tuple(self.ranks_of), sources, size_bytes)
+        window_ns = 0.0
+        if self.session.fabric is not None:
+            window_ns = self.session.fabric.history.window(GATHER, SYNC).ns
+        return self._train, gather, sync_part(topology, edges, size_bytes, window_ns)
+
+    @asynccontextmanager
+    async def training(self, phases: Sequence[Phase]) -> AsyncIterator[None]:
+        """Tell that a training step of these phases is under way while the body runs."""
+        fabric = self.session.fabric
+        if fabric is None:
+            yield
+            return
+        node_of = {rank: node for node, ranks in self.ranks_of.items() for rank in ranks}
+        layerwise = self.session.scenario.fabric.layerwise
+        topology = self.session.bench.topology
+        self._train = train_part(topology, phases, node_of, layerwise=layerwise)
+        fabric.expect(self._parts())
+        async with fabric.during(self._train):
+            yield
+        fabric.reached(GATHER)
+
+    def phase_ended(self, node: str, version: int, index: int) -> None:
+        """Tell that a communication has ended on a node: circuits may be for what comes next."""
+        if self.session.fabric is None or len(self._train.comms) < 2:
+            return
+        if version != self._version:
+            self._version, self._ended = version, {}
+        self._ended[node] = max(index, self._ended.get(node, 0))
+        if self._ended.keys() >= self.ranks_of.keys():
+            self.session.fabric.reached(TRAIN, min(self._ended.values()) + 1)
+
+    @asynccontextmanager
+    async def gathering(self) -> AsyncIterator[None]:
+        """Tell that sources get all of the weights while the body runs."""
+        fabric = self.session.fabric
+        if fabric is None:
+            yield
+            return
+        async with fabric.during(self._parts()[1]):
+            yield
+        fabric.reached(SYNC)
+
+    @asynccontextmanager
+    async def carrying(self) -> AsyncIterator[None]:
+        """Tell that weights are on their way to the engines while the body runs."""
+        fabric = self.session.fabric
+        if fabric is None:
+            yield
+            return
+        async with fabric.during(self._parts()[2]):
+            yield
+        fabric.expect(self._parts())
