@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from harness.errors import UsageError
 from harness.fabric.links import Link, Trunk, Uplink
+from harness.fabric.matchings import ring, round_robin
 from harness.fabric.topology import Topology
 from harness.model.ports import parse_circuit
 from harness.model.scenario import Shape
@@ -50,30 +51,16 @@ def ring_colours(tors: Sequence[str]) -> list[list[Edge]]:
 
     Two ToRs have one edge, fewer none.
     """
-    if len(tors) < 2:
-        return []
-    if len(tors) == 2:
-        return [[(tors[0], tors[1])]]
-    edges = [(tors[i], tors[(i + 1) % len(tors)]) for i in range(len(tors))]
-    if len(tors) % 2 == 0:
-        return [edges[0::2], edges[1::2]]
-    return [edges[0:-1:2], edges[1:-1:2], [edges[-1]]]
+    return [[(tors[a], tors[b]) for a, b in pairs] for pairs in ring(len(tors))]
 
 
 def factor_round(tors: Sequence[str], round_: int) -> list[Edge]:
-    """Return round `round_` of the 1-factorisation of the complete graph (circle method).
+    """Return round `round_` of the 1-factorisation of the complete graph.
 
     With an odd number of ToRs one of them rests each round.
     """
-    seats: list[str | None] = [*tors] if len(tors) % 2 == 0 else [*tors, None]
-    if len(seats) < 2:
-        return []
-    turns = round_ % (len(seats) - 1)
-    circle = seats[1:]
-    circle = circle[-turns:] + circle[:-turns] if turns else circle
-    order = [seats[0], *circle]
-    pairs = [(order[i], order[-1 - i]) for i in range(len(order) // 2)]
-    return [(a, b) for a, b in pairs if a is not None and b is not None]
+    rounds = round_robin(len(tors))
+    return [(tors[a], tors[b]) for a, b in rounds[round_ % len(rounds)]] if rounds else []
 
 
 def assign(topology: Topology, colours: Sequence[Sequence[Edge]], rotate: int) -> Plan:

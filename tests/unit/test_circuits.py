@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from harness.errors import UsageError
 from harness.fabric.circuits import factor_round, plan_shape, ring_colours
 from harness.fabric.links import Link
+from harness.fabric.generated import Numbers, bench_of
 from harness.fabric.topology import Topology, topology_of
 from harness.model.bench import Bench, Node, Switch, Tor
 from harness.model.load import load_bench
@@ -62,7 +63,7 @@ def test_an_odd_ring_needs_a_third_switch_or_leaves_an_edge_electrical() -> None
     assert not three_switches.unserved
     two_switches = plan_shape(topology(5, 2), "ring", Shape(template="ring"))
     assert len(two_switches.links) == 4
-    assert two_switches.unserved == (("t4", "t0"),)
+    assert two_switches.unserved == (("t0", "t4"),)
 
 
 @given(st.integers(0, 9))
@@ -163,3 +164,24 @@ def test_without_switches_everything_stays_electrical() -> None:
         )
     )
     assert plan_shape(bare, "ring", Shape(template="ring")).unserved == (("t0", "t1"),)
+
+
+def two_pods() -> Topology:
+    numbers = Numbers(
+        roles=("train", "generate"), tors_per_pod=2, nodes_per_tor=1, uplinks_per_tor=1,
+        aggregation_planes=1, core_planes=1, trunks_per_pod=2,
+    )  # fmt: skip
+    return topology_of(bench_of(numbers))
+
+
+def test_listed_circuits_between_pods_take_a_trunk_of_each_to_the_core() -> None:
+    plan = plan_shape(two_pods(), "sync", Shape(circuits=("tor0-tor2@core0", "tor3-tor1@core0")))
+    assert {link.switches for link in plan.links} == {("agg0", "core0", "agg1")}
+    trunks = [trunk for link in plan.links for trunk in link.trunks]
+    assert len(trunks) == len(set(trunks)) == 4
+    assert len(two_pods().matching(plan.links, "core0")) == 4
+
+
+def test_an_aggregation_switch_of_one_pod_joins_no_tor_of_another() -> None:
+    with pytest.raises(UsageError, match="tor0-tor2@agg0"):
+        plan_shape(two_pods(), "wrong", Shape(circuits=("tor0-tor2@agg0",)))
