@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from harness.errors import UsageError
 from harness.fabric.circuits import factor_round, plan_shape, ring_colours
-from harness.fabric.links import Link
 from harness.fabric.generated import Numbers, bench_of
+from harness.fabric.links import Link
 from harness.fabric.topology import Topology, topology_of
 from harness.model.bench import Bench, Node, Switch, Tor
 from harness.model.load import load_bench
