@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.clock import NS_PER_MS
 from harness.fabric.circuits import DARK, Plan
-from harness.fabric.decision import Links, Settings, circuits_of, needed_for_ns
+from harness.fabric.decision import Links, Settings, circuits_of, needed_for_ns, time_text
 from harness.fabric.demand import Comm, Demand, Floats
 from harness.fabric.prediction import capacity
 from harness.fabric.refusals import refusal, sound
@@ -60,9 +59,7 @@ class Course:
     @property
     def reason(self) -> str:
         """What was chosen, as a user reads it."""
-        as_chosen, never, whole = (
-            f"{ns / NS_PER_MS:.3g} ms" for ns in (self.course_ns, self.never_ns, self.whole_ns)
-        )
+        as_chosen, never, whole = map(time_text, (self.course_ns, self.never_ns, self.whole_ns))
         plans = len(self.segments)
         return (
             f"{plans} plan{'s' if plans > 1 else ''} in a step: {as_chosen} of communication;"

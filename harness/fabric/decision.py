@@ -182,7 +182,7 @@ def still_pays(decision: Decision, window_left_ns: float) -> Decision:
     why = _against(numbers, decision.settings.rule, decision.share_min)
     if not why:
         return replace(decision, numbers=numbers)
-    late = f"{_time(window_left_ns)} are left" if window_left_ns > 0 else "the window is over"
+    late = f"{time_text(window_left_ns)} are left" if window_left_ns > 0 else "the window is over"
     plan = Plan(decision.lit)
     return replace(
         decision, action="dropped", plan=plan, numbers=numbers, reason=f"dropped: {late}: {why}"
@@ -283,14 +283,14 @@ class _Case:
         if why and otherwise and not best.plan.links:
             return self.kept(otherwise)
         if why and self.is_soon and not _against(numbers, rule, self.settings.gain_min):
-            why += f" so soon after the last change, {_time(self.since_change_ns)} ago"
+            why += f" so soon after the last change, {time_text(self.since_change_ns)} ago"
         if why:
             return self.kept(why, numbers)
         if not best.plan.links:
-            times = f"{_time(numbers.total_ns)} without circuits"
-            times += f", {_time(numbers.keep_ns)} over those that are up"
+            times = f"{time_text(numbers.total_ns)} without circuits"
+            times += f", {time_text(numbers.keep_ns)} over those that are up"
             return self._said("electrical", best.plan, numbers, f"electrical: {times}")
-        saves = f"saves {_time(numbers.gain_ns)} of {_time(numbers.keep_ns)}"
+        saves = f"saves {time_text(numbers.gain_ns)} of {time_text(numbers.keep_ns)}"
         reason = f"changed: {saves}, {_hidden(numbers)}{self._rest(best.plan)}"
         return self._said("change", best.plan, numbers, reason)
 
@@ -322,25 +322,31 @@ def _against(numbers: Numbers, rule: str, share_min: float) -> str:
     keep_ns, gain_ns = numbers.keep_ns, numbers.gain_ns
     if rule == "window" and numbers.overhang_ns:
         window_ns = numbers.window_ns or 0.0
-        return f"a change takes {_time(numbers.needed_ns)}, the window is {_time(window_ns)}"
+        return (
+            f"a change takes {time_text(numbers.needed_ns)}, the window is {time_text(window_ns)}"
+        )
     if gain_ns <= 1e-9 * keep_ns:
-        return f"a change saves nothing: {_time(numbers.total_ns)} instead of {_time(keep_ns)}"
+        return (
+            f"a change saves nothing: {time_text(numbers.total_ns)} instead of {time_text(keep_ns)}"
+        )
     if gain_ns < share_min * keep_ns:
-        return f"saves {_time(gain_ns)} of {_time(keep_ns)}, less than {100 * share_min:.3g} %"
+        return (
+            f"saves {time_text(gain_ns)} of {time_text(keep_ns)}, less than {100 * share_min:.3g} %"
+        )
     return ""
 
 
 def _hidden(numbers: Numbers) -> str:
     """Return what becomes of the time that the change takes."""
-    needed = _time(numbers.needed_ns)
+    needed = time_text(numbers.needed_ns)
     if numbers.window_ns is None:
         return f"with {needed} ahead of it, while nobody waits"
     if numbers.overhang_ns:
-        return f"of the {needed} that it takes {_time(numbers.window_ns)} are idle"
-    return f"its {needed} hidden in a window of {_time(numbers.window_ns)}"
+        return f"of the {needed} that it takes {time_text(numbers.window_ns)} are idle"
+    return f"its {needed} hidden in a window of {time_text(numbers.window_ns)}"
 
 
-def _time(ns: float | None) -> str:
+def time_text(ns: float | None) -> str:
     """Return a time as a user reads it."""
     ms = (ns or 0.0) / NS_PER_MS
     return f"{ms / 1e3:.3g} s" if abs(ms) >= 1e3 else f"{ms:.3g} ms"

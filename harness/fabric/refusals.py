@@ -1,8 +1,8 @@
 """Why links must not be made: not ours, broken, not cabled so, or ports used twice. Pure.
 
 The last look at a plan before it is carried out, whoever made it: nothing is raised, the reason is
-told. Broken things go by their names: an uplink (``tor0:u1``), a trunk (``agg0:5``), a switch, a
-ToR.
+told. Broken things go by their names: an uplink (``tor0:u1``), a trunk by either end
+(``agg0:5``, ``core0:1``), a switch, a ToR.
 """
 
 from __future__ import annotations
@@ -44,15 +44,21 @@ def _faults(
     for part in parts_of(link):
         if part not in cabled:
             yield f"{part} is not cabled so on this bench"
-        if str(part) in broken:
-            yield f"{part} is broken"
-        if isinstance(part, Uplink) and part.tor in broken:
-            yield f"{part.tor} is broken"
+        for name in _names(part):
+            if name in broken:
+                yield f"{name} is broken"
         for switch, port in sorted(switch_ports(part)):
             if switch in broken:
                 yield f"{switch} is broken"
             if port not in topology.ours.get(switch, ()):
                 yield f"port {port} of {switch} is not ours"
+
+
+def _names(part: Part) -> tuple[str, str]:
+    """Return what breaks it, but for its switches: an uplink goes with its ToR, a trunk has two."""
+    if isinstance(part, Uplink):
+        return str(part), part.tor
+    return str(part), f"{part.core}:{part.ingress}"
 
 
 def _faults_of_way(topology: Topology, link: Link) -> Iterator[str]:

@@ -265,6 +265,19 @@ def test_wrong_links_are_refused_by_name() -> None:
     assert not refusal(bench(4, duplex=False), {link(FOUR, "t0", "t1", both=False)})
 
 
+@pytest.mark.parametrize("broken", ["agg0:7", "core0:1", "core0", "agg1:7"])
+def test_a_trunk_breaks_by_either_end(broken: str) -> None:
+    trunks = tuple(Trunk(f"agg{k}", 7, 8, "core0", 1 + k, 5 + k) for k in (0, 1))
+    ours = {**FOUR.ours, "core0": frozenset({1, 2, 5, 6})}
+    tiered = replace(FOUR, trunks=trunks, ours=ours)
+    a, b = tiered.uplink("t0", "agg0"), tiered.uplink("t1", "agg1")
+    assert a is not None
+    assert b is not None
+    over = Link(a, b, trunks)
+    assert not refusal(tiered, {over})
+    assert refusal(tiered, {over}, [broken]) == f"{broken} is broken"
+
+
 @given(planned=plans(FOUR))
 def test_matchings_of_what_is_cabled_are_never_refused(planned: Plan) -> None:
     assert not refusal(FOUR, planned.links)
