@@ -12,7 +12,6 @@ one way, and a vertex has two *ends*: what it sends by, and what it gets by.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 
@@ -75,7 +74,7 @@ class Board:
             self._slots.setdefault(self._home(slot), []).append(slot)
         ends, planes = 2 * len(self._vertex_of), len(self._plane_of)
         self._left = [[0] * planes for _ in range(ends)]
-        self._at: defaultdict[tuple[int, int], list[Hop]] = defaultdict(list)
+        self._at: list[list[list[Hop]]] = [[[] for _ in range(planes)] for _ in range(ends)]
         """Hops by end and plane."""
         self.wired = [0] * ends
         """Per end, the planes (as bits) in which it has ports at all."""
@@ -139,7 +138,7 @@ class Board:
     def hops_at(self, end: int) -> Iterator[Hop]:
         """Yield the hops that take a port of this end."""
         for plane in _bits(self.wired[end]):
-            yield from self._at[end, plane]
+            yield from self._at[end][plane]
 
     # -- one line more or less ---------------------------------------------------------------------
 
@@ -217,18 +216,18 @@ class Board:
 
     def _put(self, hop: Hop, plane: int) -> None:
         before, hop.plane = hop.plane, plane
+        left, free, at = self._left, self.free, self._at
         for end in (hop.from_, hop.to):
-            left = self._left[end]
             if before >= 0:
-                self._at[end, before].remove(hop)
-                left[before] += 1
-                if left[before] > 0:
-                    self.free[end] |= 1 << before
+                at[end][before].remove(hop)
+                left[end][before] += 1
+                if left[end][before] == 1:
+                    free[end] |= 1 << before
             if plane >= 0:
-                self._at[end, plane].append(hop)
-                left[plane] -= 1
-                if left[plane] <= 0:
-                    self.free[end] &= ~(1 << plane)
+                at[end][plane].append(hop)
+                left[end][plane] -= 1
+                if left[end][plane] == 0:
+                    free[end] &= ~(1 << plane)
         if (before < 0) != (plane < 0) and hop is hop.line.hops[0]:
             self.counted(hop.line, 1 if before < 0 else -1)
 
@@ -259,7 +258,7 @@ class Board:
         """
         met: set[int] = set()
         while True:
-            hop = next((h for h in self._at[end, plane] if self._may_move(h, met, other)), None)
+            hop = next((h for h in self._at[end][plane] if self._may_move(h, met, other)), None)
             if hop is None:
                 return False
             met.add(id(hop))
