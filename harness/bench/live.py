@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from harness.bench.children import Children, agent_argv
+from harness.bench.leases import held
 from harness.bench.running import Places, RunningBench, join
 from harness.clock import Clock
 from harness.fabric.topology import Topology
@@ -45,6 +46,7 @@ async def open_live(
     children = Children(places.logs, None, names)
 
     async with AsyncExitStack() as stack:
+        stack.enter_context(held(bench.switches, f"run {places.run.name}"))
         folder = keys_folder or Path(stack.enter_context(TemporaryDirectory(prefix="harness-")))
         if keys_folder is None:
             keys.make_folder(folder, tuple(topology.nodes))

@@ -19,6 +19,7 @@ from drivers import apply as contract
 from drivers.base import Applied, Circuit, Delta, Matching, Ocs, PowerMonitor
 from drivers.catalog import open_ocs
 from drivers.errors import NoLight
+from harness.bench.leases import held
 from harness.bench.switches import credentials_of
 from harness.cli.output import json_option, show
 from harness.clock import NS_PER_MS, NS_PER_S
@@ -309,7 +310,8 @@ def change(switch: str, unit: Unit, wanted: Matching, *, dry_run: bool, as_json:
         text = "\n".join([told(switch, delta), *(f"  {line}" for line in commands)])
         show({"switch": switch, **asdict(delta), "commands": commands}, text, as_json=as_json)
         return
-    applied = unit.apply(wanted)
+    with held({switch: unit.spec}, "harness ocs"):
+        applied = unit.apply(wanted)
     acknowledged_ms = (applied.acknowledged_ns - applied.sent_ns) / NS_PER_MS
     done_ms = (applied.done_ns - applied.sent_ns) / NS_PER_MS
     text = told(switch, applied.delta)

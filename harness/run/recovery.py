@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from harness.bench.leases import held
 from harness.bench.running import close_switches
 from harness.bench.switches import ThreadedSwitch
 from harness.errors import HarnessError, RestoreFailed
@@ -23,7 +24,8 @@ def recover(snapshots: Path) -> dict[str, str]:
         for name, snapshot in custody.read_all(snapshots).items()
         if not snapshot.restored
     }
-    outcomes = asyncio.run(_recover(pending, snapshots))
+    with held({name: snapshot.spec for name, snapshot in pending.items()}, "harness recover"):
+        outcomes = asyncio.run(_recover(pending, snapshots))
     if failed := {name: text for name, text in outcomes.items() if text.startswith("failed")}:
         told = "; ".join(f"{name} {text}" for name, text in failed.items())
         raise RestoreFailed(f"switches are not as they were found: {told}")

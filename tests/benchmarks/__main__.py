@@ -28,7 +28,9 @@ NAMES = {
     "policies": "samples/s under every policy, in virtual time; has options of its own",
     "forecast": "remaining work: errors against simpler forecasts on all workloads; time",
     "planner": "the slow loop: time of a look at 64 instances; distance to the exact optimum",
+    "fabric_decision": "one decision about circuits, the course of a step, a correction: time",
     "tors": "one apply by each ToR driver beside a bare ip; needs root",
+    "two_tier_loss": "packets and goodput lost to changes of circuits across pods; needs root",
     "light": "map updates, dark times on packets, throughput, steering; needs root",
 }
 

@@ -1,0 +1,108 @@
+"""Leases on switches: two controllers on one machine never hold the same port of a unit at once.
+
+A lease is a file that its process keeps locked, so it ends with the process however that ends. It
+covers ports, not the whole unit: who shares a switch has ports of his own. Other machines are not
+seen; a unit whose line takes one session only refuses them itself.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from harness.errors import InfrastructureError
+from harness.model.bench import Switch
+from harness.model.ports import format_ports, parse_ports
+
+FOLDERS = (Path("/run/lock"), Path(tempfile.gettempdir()))
+"""The first that can be written to: the same for every user of a machine."""
+
+
+_count = count()
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """Who holds which ports of a unit."""
+
+    url: str
+    ports: str
+    holder: str
+    pid: int
+
+
+@contextmanager
+def held(switches: Mapping[str, Switch], holder: str, folder: Path | None = None) -> Iterator[None]:
+    """Hold our ports of these switches while the body runs; `holder` is what others are told.
+
+    Raises `InfrastructureError` where another process on this machine holds one of them.
+    """
+    folder = folder or next(path for path in FOLDERS if os.access(path, os.W_OK))
+    with ExitStack() as stack:
+        for name, switch in switches.items():
+            lease = Lease(switch.url, switch.ports, holder, os.getpid())
+            path = folder / f"harness-{_key(switch.url)}-{os.getpid()}.{next(_count)}.lease"
+            with _one_at_a_time(folder / f"harness-{_key(switch.url)}.lock"):
+                if other := _overlapping(lease, folder):
+                    shared = parse_ports(other.ports) & parse_ports(lease.ports)
+                    raise InfrastructureError(
+                        f"{name}: ports {format_ports(shared)} are held by {other.holder} (pid "
+                        f"{other.pid}); wait until it has ended, or stop it"
+                    )
+                kept = stack.enter_context(path.open("a+b"))
+                stack.callback(path.unlink, missing_ok=True)
+                fcntl.flock(kept, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _write(kept, lease)
+        yield
+
+
+def _key(url: str) -> str:
+    return hashlib.sha256(url.partition("?")[0].encode()).hexdigest()[:16]
+
+
+def _write(file: IO[bytes], lease: Lease) -> None:
+    file.truncate(0)
+    file.write(msgspec.json.encode(lease))
+    file.flush()
+
+
+def _overlapping(wanted: Lease, folder: Path) -> Lease | None:
+    """Return a lease of another process that has one of the wanted ports; dead ones are deleted."""
+    for path in sorted(folder.glob(f"harness-{_key(wanted.url)}-*.lease")):
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            if not _is_held(file):
+                with suppress(PermissionError):  # another user's: it holds nothing any more
+                    path.unlink(missing_ok=True)
+                continue
+            found = msgspec.json.decode(file.read(), type=Lease)
+            if found.pid != wanted.pid and parse_ports(found.ports) & parse_ports(wanted.ports):
+                return found
+    return None
+
+
+def _is_held(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return False
+
+
+@contextmanager
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    """Hold a lock that all users of the machine share, for as long as leases are compared."""
+    descriptor = os.open(path, os.O_RDONLY | (0 if path.exists() else os.O_CREAT), 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,75 @@
+"""Leases on switches: who is refused, by whom it is told, and that a dead holder holds nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.bench.leases import held
+from harness.errors import InfrastructureError
+from harness.model.bench import Switch
+
+
+def switch(ports: str, url: str = "tcp://10.0.0.5:5025") -> dict[str, Switch]:
+    return {"agg0": Switch(driver="polatis-scpi", url=url, ports=ports)}
+
+
+OTHER = """
+import sys, time
+from pathlib import Path
+from harness.bench.leases import held
+from harness.model.bench import Switch
+spec = Switch(driver="polatis-scpi", url=sys.argv[1], ports=sys.argv[2])
+with held({"x": spec}, "run 7", Path(sys.argv[3])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other(tmp_path: Path):
+    """Another process that holds ports 1-4 and 17-20."""
+    argv = [sys.executable, "-c", OTHER, "tcp://10.0.0.5:5025", "1-4,17-20", str(tmp_path)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        yield process
+        process.kill()
+
+
+def test_a_port_that_another_process_holds_is_refused_and_the_holder_named(
+    tmp_path: Path, other: subprocess.Popen[bytes]
+) -> None:
+    with (
+        pytest.raises(InfrastructureError, match=r"agg0: ports 4,17 are held by run 7 \(pid \d+\)"),
+        held(switch("4-8,17"), "run 8", tmp_path),
+    ):
+        pass
+    assert len(list(tmp_path.glob("*.lease"))) == 1
+
+
+def test_other_ports_of_the_same_unit_and_the_same_ports_of_another_are_free(
+    tmp_path: Path, other: subprocess.Popen[bytes]
+) -> None:
+    with held(switch("5-8,21-24"), "run 8", tmp_path):
+        pass
+    with held(switch("1-4,17-20", "tcp://10.0.0.6:5025"), "run 8", tmp_path):
+        pass
+
+
+def test_a_process_that_was_killed_holds_nothing(
+    tmp_path: Path, other: subprocess.Popen[bytes]
+) -> None:
+    other.kill()
+    other.wait()
+    with held(switch("1-4"), "run 8", tmp_path):
+        pass
+    assert not list(tmp_path.glob("*.lease"))
+
+
+def test_the_same_process_may_hold_what_it_holds(tmp_path: Path) -> None:
+    with held(switch("1-4"), "run 8", tmp_path), held(switch("5-8"), "run 8, again", tmp_path):
+        pass
