@@ -92,11 +92,11 @@ async def open_emulated(
                 agents, link.address, network, folder, children
             ),
             clock=clock,
-            electrical_path=ElectricalPath(topology, bench.links, network.prefix)
-            if network
-            else None,
         )
-        yield await stack.enter_async_context(joined)
+        running = await stack.enter_async_context(joined)
+        if network:
+            running.electrical_path = ElectricalPath(topology, bench.links, network.prefix)
+        yield running
 
 
 async def _network(

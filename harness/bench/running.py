@@ -123,7 +123,6 @@ async def join(
     children: Children,
     start_agents: Callable[[Link], None],
     clock: Clock,
-    electrical_path: ElectricalPath | None = None,
 ) -> AsyncIterator[RunningBench]:
     """Open the switches, listen, have the agents started, and wait for all of them.
 
@@ -160,7 +159,6 @@ async def join(
             switches=switches,
             tors=tors,
             store=await children.first_line("store"),
-            electrical_path=electrical_path,
         )
 
 
