@@ -54,13 +54,14 @@ def gather(
     """
     from torch.distributed import P2POp, batch_isend_irecv, irecv, isend
 
-    found, calls = dict(own), []
+    found, sends, receives = dict(own), [], []
     for name, giver, writer in moves(shapes, writers):
         if rank == giver:
-            calls.append(P2POp(isend, own[name], writer))
+            sends.append(P2POp(isend, own[name], writer))
         elif rank == writer:
             found[name] = like.new_empty(shapes[giver][name])
-            calls.append(P2POp(irecv, found[name], giver))
+            receives.append(P2POp(irecv, found[name], giver))
+    calls = [*receives, *sends]  # so gloo uses both ways of a link at once; else in turn
     for call in batch_isend_irecv(calls) if calls else ():
         call.wait()
     return found

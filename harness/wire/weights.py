@@ -3,7 +3,7 @@
 Weights of a version are a safetensors file in each node's memory (``/dev/shm``). A *porter*, one
 process a node, carries it over TCP: what it receives it writes, verifies, and passes on to its
 children bucket by bucket, so that a chain or a tree is a pipeline. Four phases: `OpenPorter` once;
-then for every version `ExpectWeights` at the receivers (start), `SendWeights` at the source
+then for every version `ExpectWeights` at the receivers (start), `SendWeights` at each source
 (buckets), and `harness.wire.generation.UpdateWeights` at the engines (finish).
 
 Stamps are on the agent's monotonic clock.
