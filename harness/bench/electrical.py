@@ -44,7 +44,10 @@ class ElectricalPath:
         run_in(room.netns, partial(_shape, [(p.name, p.bucket) for p in room.ports if p.bucket]))
 
     def plug(self, tor: str, *, plugged: bool) -> None:
-        """Pull the electrical link of `tor` out, or plug it in again; both ends lose the link."""
+        """Pull the electrical link of `tor` out, or plug it in again; both ends see it.
+
+        As any link it takes a moment to come up, after this returns.
+        """
         room = self._room(self._links.oversubscription)
         port = dict(zip(self._topology.tors, room.ports, strict=True))[tor]
         run_in(room.netns, partial(_plug, room, port, plugged))
