@@ -8,6 +8,7 @@ a terminal would take its share of the machine that measures.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
@@ -47,7 +48,8 @@ class Progress:
             case Event():
                 tell = TELL.get(document.stream, plainly)
                 if said := tell(document.data, self._units.get(document.stream, {})):
-                    self._line(document.t_ns, f"{document.stream:<11} {said}")
+                    name = document.stream.removeprefix("fabric_")
+                    self._line(document.t_ns, f"{name:<11} {said}")
             case Stop():
                 said = f"{document.status}{f': {document.reason}' if document.reason else ''}"
                 self._line(document.t_ns, said, "green" if document.status == "passed" else "red")
@@ -197,6 +199,37 @@ def _sync(data: Data, _: Units) -> str:
     return f"{way}: {sent} ({', '.join(parts)}){noop}"
 
 
+def _fabric(data: Data, _: Units) -> str:
+    """Tell what was decided; what is kept because it is as planned is in the report."""
+    if data["action"] == "keep" and data["keep_ms"] == data["change_ms"]:
+        return ""
+    return f"{data['policy']}, {data['kind']}: {data['reason']}"
+
+
+def _fabric_change(data: Data, _: Units) -> str:
+    lit = Counter(circuit.partition("@")[0] for circuit in data["lit"])
+    up = ", ".join(f"{count} {pair}" for pair, count in lit.items()) or "none"
+    outcome = "" if data["outcome"] == "changed" else f"; {data['outcome']}: {data['error']}"
+    device_ms = data["device_ms"]
+    device = "" if device_ms is None else f" (device {device_ms:.1f})"
+    return (
+        f"{data['policy']}, {data['kind']}: in {data['total_ms']:.1f} ms{device},"
+        f" {data['moved']} moved, {data['kept']} kept; up: {up}{outcome}"
+    )
+
+
+def _fabric_part(data: Data, _: Units) -> str:
+    return f"{data['policy']}: {data['part']} {data['state']}: {data['reason']}"
+
+
+def _fabric_traffic(data: Data, _: Units) -> str:
+    measured, circuits = data["measured_bytes"], data["circuits_bytes"]
+    crossed = f"{data['announced_bytes'] / 1e6:,.1f} MB announced"
+    if measured:
+        crossed = f"{measured / 1e6:,.1f} MB, {100 * circuits / measured:.0f} % by circuits"
+    return f"{data['policy']}, {data['kind']}: {crossed}, {data['took_ms'] / 1e3:.3f} s"
+
+
 def _untold(data: Data, units: Units) -> str:
     """Tell nothing: there are many of these, and the report has what they come to."""
     del data, units
@@ -266,5 +299,9 @@ TELL: Mapping[str, Callable[[Data, Units], str]] = {
     "forecast": _untold,
     "sync": _sync,
     "phase": _untold,
+    "fabric": _fabric,
+    "fabric_change": _fabric_change,
+    "fabric_part": _fabric_part,
+    "fabric_traffic": _fabric_traffic,
 }
 """How the events of a stream are told; streams that are not listed are told `plainly`."""

@@ -52,6 +52,12 @@ GAIN = (*LOOP, "over")
 """`over`: the first policy of the step, or ``best_static``."""
 PHASE = ("step", "axis", "op")
 """Of training: along which axis ranks communicated (``dp``, ``tp``, ``pp``, ``ep``), and how."""
+KIND = (*LOOP, "kind")
+"""`policy` is an arm, such as ``orchestrl@rfabric``; `kind` of its traffic: train, gather, sync."""
+IN_A_STEP = (*LOOP, "phase")
+"""`phase` of a step: train, gather (the trainer writes weights), sync (on the wire), load, step."""
+FASTER = (*IN_A_STEP, "over")
+"""`over`: the same policy over another network, ``POLICY@electrical`` or ``POLICY@ideal``."""
 
 QUANTITIES: dict[str, Quantity] = {
     "reconfigure.dark_ms": Quantity(
@@ -153,6 +159,31 @@ RL_QUANTITIES: dict[str, Quantity] = {
 }
 """Those of the RL loop. A policy's are never added up with another's."""
 
+FABRIC_QUANTITIES: dict[str, Quantity] = {
+    "fabric.changes": Quantity("", "sum", LOOP, "changes of circuits made, degraded ones too"),
+    "fabric.change_ms": Quantity("ms", "p50", LOOP, "decided to the last route"),
+    "fabric.device_ms": Quantity("ms", "p50", LOOP, "of it, switches and their light"),
+    "fabric.degraded": Quantity("", "sum", LOOP, "changes of which a part stayed electrical"),
+    "fabric.failed": Quantity("", "sum", LOOP, "changes that could not begin"),
+    "fabric.kept": Quantity("", "sum", LOOP, "decisions to leave circuits as they are"),
+    "fabric.dropped": Quantity("", "sum", LOOP, "decided, and its window was over"),
+    "fabric.broken": Quantity("", "sum", LOOP, "parts that broke, or ToRs that did not steer"),
+    "fabric.solve_ms": Quantity("ms", "p50", LOOP, "the controller's own time for a decision"),
+    "fabric.took_ms": Quantity("ms", "mean", KIND, "traffic of a kind under way, work in it too"),
+    "fabric.announced_bytes": Quantity("bytes", "mean", KIND, "what was to cross ToRs"),
+    "fabric.measured_over_announced": Quantity("", "mean", KIND, "counted at ToRs, over that"),
+    "fabric.circuits_share_pct": Quantity("%", "mean", KIND, "of the bytes counted, by circuits"),
+    "fabric.predicted_error_pct": Quantity(
+        "%", "p50", KIND, "how far the time was off, where a decision was about this kind alone"
+    ),
+    "fabric.phase_ms": Quantity("ms", "mean", IN_A_STEP, "of a training step's parts", True),
+    "fabric.gain": Quantity(
+        "", "geometric", FASTER, "that network's time over this one's, step by step", True
+    ),
+}
+"""Those of circuits that follow the work. Intervals of phases and gains are over the steps of all
+repeats; arms are compared step by step, by repeat and index."""
+
 OF_AN_OPERATION: dict[str, Quantity] = {
     "busbw_gb_per_s": Quantity(
         "GB/s", "rate", COLLECTIVE_LABELS, "bus bandwidth as nccl-tests defines it"
@@ -183,7 +214,7 @@ def quantities() -> dict[str, Quantity]:
         f"switch.stage.{stage}_ms": Quantity("ms", "mean", SWITCH, f"in {stage}")
         for stage in SWITCH_STAGES
     }
-    return QUANTITIES | RL_QUANTITIES | operations | stages
+    return QUANTITIES | RL_QUANTITIES | FABRIC_QUANTITIES | operations | stages
 
 
 def metric_name(base: str, labels: Mapping[str, object] | None = None) -> str:

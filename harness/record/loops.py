@@ -17,7 +17,10 @@ import msgspec
 from harness.clock import NS_PER_S
 from harness.model.documents import Decision, Event, LoopStep, LoopSummary
 
-STREAMS = ("rl", "rl_step", "pool", "planned", "forecast", "sync")
+STREAMS = (
+    *("rl", "rl_step", "pool", "planned", "forecast", "sync"),
+    *("fabric", "fabric_change", "fabric_part", "fabric_traffic"),
+)
 """Those whose rows name a policy."""
 PARTS = 24
 """Of the time of a batch, in which requests are counted."""

@@ -14,6 +14,7 @@ from harness.model.documents import CheckResult, Metric, RunSummary
 from harness.model.metrics import metric_name, parse_metric
 from harness.model.scenario_rules import ELECTRICAL
 from harness.model.streams import STAGES
+from harness.record.fabric import fabric_sections
 from harness.record.figures import DASH, bound_only, figure, size, with_bound
 from harness.record.generation import generation_sections
 from harness.record.rl import rl_sections
@@ -81,6 +82,7 @@ def sections(summary: RunSummary, folder: Path | None = None) -> Iterator[Sectio
         yield Section("Collectives", COLLECTIVES, ROW, rows, (0, 1))
     yield from _reconfigurations(summary)
     yield from rl_sections(summary)
+    yield from fabric_sections(summary)
     yield from generation_sections(summary.metrics)
     if summary.checks:
         found = [(check.verdict, check.text, _found(check)) for check in summary.checks]

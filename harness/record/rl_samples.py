@@ -14,6 +14,7 @@ from typing import Any
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.model.documents import Event
 from harness.model.policies import BEST_STATIC, ORACLE
+from harness.record.fabric_samples import fabric_samples
 from harness.record.intervals import shares
 from harness.record.loops import Loop, loops_of, places_of
 
@@ -49,6 +50,7 @@ def rl_samples(events: Sequence[Event]) -> Iterator[Sampled]:
         speeds = _speeds(loop for loop in loops if loop.step == step)
         for base, labels, values in (*_gains(speeds), *_shares(speeds)):
             yield base, {"step": step, **labels}, values
+    yield from fabric_samples(loops)
     yield from _phases(events)
 
 

@@ -14,8 +14,8 @@ import msgspec
 
 from harness.errors import BadFile, ExitCode, InfrastructureError
 from harness.model.documents import SCHEMA, Document, Event, RunSummary, Start, Stop
+from harness.record.fabric_samples import summaries_of
 from harness.record.journal import Journal, JournalReader, read_journal
-from harness.record.loops import loops_of, summaries
 from harness.record.samples import metrics_of
 from harness.record.store import RunFolder
 from harness.record.verdict import Ending, broken_promises, ending, evaluate
@@ -66,6 +66,7 @@ def summarise(
             *_torn(documents),
             *_missing(stop, counts),
             *_stayed_electrical(events),
+            *_fabric_at_fault(events),
             *_warnings(events),
         ),
         metrics=metrics,
@@ -73,7 +74,7 @@ def summarise(
         counts=dict(sorted(counts.items())),
         restored=_restored(events),
         parts=_parts(events),
-        loops=summaries(loops_of(events)),
+        loops=summaries_of(events),
         coordinator={} if stop else dict(coordinator or {}),
     )
 
@@ -163,6 +164,21 @@ def _stayed_electrical(events: Iterable[Event]) -> list[str]:
         elif event.stream == "reconfigure" and data["refused_reason"]:
             texts[f"a change to {data['path_to']} was not made: {data['refused_reason']}"] += 1
     return [f"{text} ({n} times)" if n > 1 else text for text, n in texts.items()]
+
+
+def _fabric_at_fault(events: Iterable[Event]) -> list[str]:
+    """Say what of the fabric broke while the run went on, and which changes were not whole."""
+    texts: Counter[str] = Counter()
+    for event in events:
+        data = event.data
+        if event.stream == "fabric_part":
+            texts[f"{data['policy']}: {data['part']} {data['state']}: {data['reason']}"] += 1
+        elif event.stream == "fabric_change" and data["outcome"] != "changed":
+            what = f"a change of circuits for {data['kind']} {data['outcome']}"
+            texts[f"{data['policy']}: {what}: {data['error']}"] += 1
+    found = [f"{text} ({n} times)" if n > 1 else text for text, n in texts.items()]
+    more = f"{len(found) - WARNINGS_MAX} more faults of the fabric are in the journal"
+    return [*found[:WARNINGS_MAX], *([more] if len(found) > WARNINGS_MAX else [])]
 
 
 def _warnings(events: Iterable[Event]) -> list[str]:
