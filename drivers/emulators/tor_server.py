@@ -24,8 +24,7 @@ import asyncssh
 import msgspec
 
 from drivers.emulators.config import Ready
-from drivers.emulators.servers.keyfiles import read_secret
-from drivers.emulators.servers.ssh import _host_key
+from drivers.emulators.servers.keyfiles import host_key, read_secret
 from drivers.errors import Misuse
 
 LOGIN_S = 30
@@ -225,7 +224,7 @@ async def serve(config: EmulatedTor) -> AsyncIterator[Ready]:
     password = read_secret(config.password_file) if config.password_file else None
     if password is None and config.authorized_keys is None:
         raise Misuse(f"{config.name}: nobody may log in: give password_file or authorized_keys")
-    key = _host_key(config.host_key_file)
+    key = host_key(config.host_key_file)
     clients: set[asyncssh.SSHServerConnection] = set()
     acceptor = await asyncssh.listen(
         config.host,

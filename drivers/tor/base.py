@@ -16,7 +16,7 @@ from typing import Protocol
 
 from drivers.errors import Misuse
 
-_DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}")
+DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}")
 """What the kernel takes for a name (15 bytes), less what a shell could trip over."""
 
 
@@ -129,7 +129,7 @@ def _fault(route: Route) -> str:
         return str(error)
     if str(network) != route.prefix:
         return f"write {network}"
-    strange = [hop.device for hop in route.hops if not _DEVICE.fullmatch(hop.device)]
+    strange = [hop.device for hop in route.hops if not DEVICE.fullmatch(hop.device)]
     return f"{strange[0]!r} is no name of an interface" if strange else ""
 
 

@@ -26,7 +26,7 @@ CHUNK_BYTES = 65536
 COLUMNS = 511
 """Width of the terminal we claim to be: wide, so that no echo is redrawn at column 80."""
 LOG = "drivers.ssh"
-_SILENT = logging.NullHandler()
+SILENT = logging.NullHandler()
 """paramiko logs what it also raises; without a handler that would go to standard error."""
 
 
@@ -35,8 +35,8 @@ class SshTransport:
 
     def __init__(self, address: SshAddress, credentials: Credentials, deadline_ns: int) -> None:
         self.name = str(address)
-        logging.getLogger(LOG).addHandler(_SILENT)
-        opening = _Opening(address, credentials, deadline_ns)
+        logging.getLogger(LOG).addHandler(SILENT)
+        opening = Opening(address, credentials, deadline_ns)
         self._closed = False
         self._client, self._channel, self._socket = bounded(
             opening.run,
@@ -56,7 +56,7 @@ class SshTransport:
                 lambda: self._channel.sendall(data),
                 deadline_ns,
                 what=f"{self.name}: send",
-                abandon=lambda: _hang_up(self._socket),
+                abandon=lambda: hang_up(self._socket),
             )
         except TimeoutError as error:
             raise Expired(f"{self.name}: not taken in time") from error
@@ -82,11 +82,11 @@ class SshTransport:
         """End the session and its thread."""
         if not self._closed:
             self._closed = True
-            _hang_up(self._socket)
+            hang_up(self._socket)
             self._client.close()
 
 
-class _Opening:
+class Opening:
     """The steps from nothing to a shell, in one thread, which `abandon` makes fail from another."""
 
     def __init__(self, address: SshAddress, credentials: Credentials, deadline_ns: int) -> None:
@@ -97,11 +97,13 @@ class _Opening:
         self._socket: socket.socket | None = None
 
     def abandon(self) -> None:
+        """Make `run` fail soon, from another thread."""
         self._abandoned.set()
         if self._socket is not None:
-            _hang_up(self._socket)
+            hang_up(self._socket)
 
     def run(self) -> tuple[paramiko.SSHClient, paramiko.Channel, socket.socket]:
+        """Dial, check the host key, log in; raise what opening raises."""
         address = self._address
         client = paramiko.SSHClient()
         client.set_log_channel(LOG)
@@ -110,11 +112,11 @@ class _Opening:
         client.set_missing_host_key_policy(_RefuseUnknown(self._name, self._credentials))
         try:
             if self._abandoned.is_set():
-                _hang_up(self._socket)  # whoever waited has left before there was a socket
+                hang_up(self._socket)  # whoever waited has left before there was a socket
             self._connect(client, self._socket)
             return client, self._shell(client), self._socket
         except BaseException:
-            _hang_up(self._socket)
+            hang_up(self._socket)
             client.close()
             self._socket.close()
             raise
@@ -227,7 +229,7 @@ def _denial(credentials: Credentials, error: Exception) -> str:
     return f"no password and no key file given, and no key of an SSH agent was taken: {error}"
 
 
-def _hang_up(connected: socket.socket) -> None:
+def hang_up(connected: socket.socket) -> None:
     """Make everybody who waits on the socket fail now; closing alone would not wake them."""
     try:
         connected.shutdown(socket.SHUT_RDWR)

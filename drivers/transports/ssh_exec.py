@@ -17,7 +17,7 @@ from drivers.address import Credentials, SshAddress
 from drivers.errors import DeadlineExpired, LinkLost
 from drivers.transports.bounded import bounded, remaining_s
 from drivers.transports.commands import Finished
-from drivers.transports.ssh import _SILENT, CHUNK_BYTES, LOG, _hang_up, _Opening
+from drivers.transports.ssh import CHUNK_BYTES, LOG, SILENT, Opening, hang_up
 
 NO_STATUS = -1
 """paramiko's word for a channel that ended without a status."""
@@ -28,7 +28,7 @@ class SshCommands:
 
     def __init__(self, address: SshAddress, credentials: Credentials, deadline_ns: int) -> None:
         self.name = str(address)
-        logging.getLogger(LOG).addHandler(_SILENT)
+        logging.getLogger(LOG).addHandler(SILENT)
         opening = _Login(address, credentials, deadline_ns)
         self._client, self._next, self._socket = bounded(
             opening.run,
@@ -48,7 +48,7 @@ class SshCommands:
                 partial(self._run, command, stdin.encode(), deadline_ns),
                 deadline_ns,
                 what=f"{self.name}: {command.partition(' ')[0]}",
-                abandon=lambda: _hang_up(self._socket),
+                abandon=lambda: hang_up(self._socket),
             )
         except TimeoutError as error:
             raise DeadlineExpired(f"{self.name}: no answer in time") from error
@@ -59,7 +59,7 @@ class SshCommands:
         """End the session and its thread."""
         if not self._closed:
             self._closed = True
-            _hang_up(self._socket)
+            hang_up(self._socket)
             self._client.close()
 
     def _run(self, command: str, stdin: bytes, deadline_ns: int) -> Finished:
@@ -76,7 +76,7 @@ class SshCommands:
         return Finished(status, out.decode(errors="replace"), err.decode(errors="replace"))
 
 
-class _Login(_Opening):
+class _Login(Opening):
     """Ends in a channel for the first command, where its parent ends in a shell."""
 
     def _shell(self, client: paramiko.SSHClient) -> paramiko.Channel:

@@ -7,13 +7,12 @@ is no echo and no line editing: bytes go to the unit as they come. Exec and subs
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import asyncssh
 
 from drivers.emulators.config import Face
 from drivers.emulators.servers import Address, SessionMaker
-from drivers.emulators.servers.keyfiles import write_secret
+from drivers.emulators.servers.keyfiles import host_key
 from drivers.emulators.unit import Dialogue, Unit
 from drivers.errors import Misuse
 
@@ -117,7 +116,7 @@ async def serve_ssh(face: Face, unit: Unit, session: SessionMaker) -> SshServer:
     """Listen on the face's host and port (0: a free one); raise `OSError` when it is taken."""
     if face.user is None or face.password_file is None:
         raise Misuse("an ssh face needs user and password_file")
-    key = _host_key(face.host_key_file)
+    key = host_key(face.host_key_file)
     clients: set[asyncssh.SSHServerConnection] = set()
     acceptor = await asyncssh.create_server(
         lambda: _Login(unit, session, clients),
@@ -133,16 +132,3 @@ async def serve_ssh(face: Face, unit: Unit, session: SessionMaker) -> SshServer:
     public = key.export_public_key().decode().split()
     known = f"[{face.host}]:{port} {public[0]} {public[1]}"
     return SshServer(acceptor, clients, Address(f"ssh://{face.user}@{face.host}:{port}", known))
-
-
-def _host_key(path: str | None) -> asyncssh.SSHKey:
-    """Read the host key; make it where there is none yet."""
-    if path is not None and Path(path).exists():
-        try:
-            return asyncssh.read_private_key(path)
-        except (OSError, asyncssh.KeyImportError) as error:
-            raise Misuse(f"{path}: cannot read the host key: {error}") from error
-    key = asyncssh.generate_private_key("ssh-ed25519")
-    if path is not None:
-        write_secret(path, key.export_private_key())
-    return key
