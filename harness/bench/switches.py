@@ -2,6 +2,9 @@
 
 One thread per device and nothing queued behind it but what its caller awaits, so commands to one
 unit never overlap and two units switch at the same time.
+
+A unit that loses power answers nobody, and is back later, empty. What goes on without it (`read`,
+`prepare`, `switch`) fails soon; `apply`, by which it is put back, waits for it.
 """
 
 from __future__ import annotations
@@ -22,7 +25,15 @@ from drivers import apply as contract
 from drivers.address import Credentials
 from drivers.base import Applied, Delta, Identity, Matching, Ocs, PowerMonitor
 from drivers.catalog import open_ocs
-from drivers.errors import DriverError, NoLight
+from drivers.errors import (
+    DeadlineExpired,
+    DriverError,
+    Garbled,
+    Indeterminate,
+    LinkLost,
+    NoLight,
+    Unreachable,
+)
 from harness.bench.base import Switched
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import InfrastructureError, UsageError
@@ -34,7 +45,10 @@ T = TypeVar("T")
 
 CLOSE_S = 10.0
 """For the end of a session, beyond what a change under way may take."""
-
+AGAIN_S = 0.25
+"""Between two attempts to reach a unit that may be starting."""
+PASSING = (Unreachable, LinkLost, DeadlineExpired, Garbled, Indeterminate)
+"""What a unit that is starting, or a line that is bad, does; what it refuses, it refuses again."""
 
 POWER_WINDOW_NS = 10 * NS_PER_MS
 """Of a power meter set to averaging 1; each step doubles it (the unit's published data model)."""
@@ -93,40 +107,71 @@ class ThreadedSwitch:
         """Ask who it is."""
         return await self._call(self.ocs.identify)
 
+    @property
+    def _soon_s(self) -> float:
+        """What a unit that lives needs: for an answer, for another if that was lost, for light."""
+        spec = self.spec
+        return min(spec.apply_timeout_s, 2 * spec.exchange_timeout_s + spec.light_timeout_s)
+
     async def read(self) -> Matching:
         """Read the part of the map that is ours."""
-        return await self._call(contract.read_ours, self.ocs, self._ours)
+        try:
+            return await self._soon(contract.read_ours, self.ocs, self._ours)
+        except TimeoutError as error:
+            raise DeadlineExpired(f"{self.name}: not read within {self._soon_s:g} s") from error
 
     async def apply(self, wanted: Matching) -> Applied:
-        """Make `wanted` our part of the map; see `drivers.apply.apply`."""
+        """Make `wanted` our part of the map, however often the unit must be asked until then.
+
+        See `drivers.apply.apply`. Whom nobody reaches is tried again until `apply_timeout_s`.
+        """
         self._prepared = None  # whoever asks for no more than the map wants it read now
-        return await self._call(self._apply, wanted)
+        limit_s = self.spec.apply_timeout_s
+        last: DriverError | None = None
+        try:
+            async with asyncio.timeout(limit_s):
+                while True:
+                    try:
+                        return await self._call(self._apply, wanted, limit_s)
+                    except PASSING as fault:
+                        last = fault
+                    await asyncio.sleep(AGAIN_S)
+        except TimeoutError as error:
+            raise last or DeadlineExpired(f"{self.name}: no answer within {limit_s:g} s") from error
 
     async def prepare(self, wanted: Matching) -> None:
         """Read the map and work out the change to `wanted`, to be made by the next `switch`."""
         try:
-            delta = await self._call(contract.plan, self.ocs, wanted, self._ours)
-        except DriverError:
+            delta = await self._soon(contract.plan, self.ocs, wanted, self._ours)
+        except (DriverError, TimeoutError):
             self._prepared = None
         else:
             self._prepared = (wanted, delta)
 
     async def switch(self, wanted: Matching) -> Switched:
-        """Apply, then wait for light where the unit has power monitors."""
+        """Apply, then wait for light where the unit has power monitors.
+
+        Raises `Indeterminate` where that does not end soon: what was begun, the thread resolves by
+        itself before it does anything else; what was not, is not made any more.
+        """
         prepared, self._prepared = self._prepared, None
         planned = prepared[1] if prepared and prepared[0] == wanted else None
-        return await self._call(self._switch, wanted, planned)
+        try:
+            return await self._soon(self._switch, wanted, planned)
+        except TimeoutError as error:
+            raise Indeterminate(
+                f"{self.name}: not changed within {self._soon_s:g} s; its map is not known"
+            ) from error
 
-    def _apply(self, wanted: Matching, planned: Delta | None = None) -> Applied:
-        deadline_ns = _after_s(self.spec.apply_timeout_s)
+    def _apply(self, wanted: Matching, limit_s: float, planned: Delta | None = None) -> Applied:
         return contract.apply(
-            self.ocs, wanted, self._ours, deadline_ns=deadline_ns, planned=planned
+            self.ocs, wanted, self._ours, deadline_ns=_after_s(limit_s), planned=planned
         )
 
     def _switch(self, wanted: Matching, planned: Delta | None) -> Switched:
         # One visit to the thread for both: each hand-over costs as much as all our own work here.
         waited_ns = -self.ocs.waited_ns
-        applied = self._apply(wanted, planned)
+        applied = self._apply(wanted, self._soon_s, planned)
         waited_ns += self.ocs.waited_ns
         egress = [egress for _, egress in applied.delta.make]
         if not (egress and self.ocs.capabilities.has_power and isinstance(self.ocs, PowerMonitor)):
@@ -157,6 +202,11 @@ class ThreadedSwitch:
     def _close(self) -> None:
         if self._ocs is not None:
             self._ocs.close()
+
+    async def _soon(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do what does not wait for a unit that is starting; raises `TimeoutError`."""
+        async with asyncio.timeout(self._soon_s):
+            return await self._call(work, *args, **kwargs)
 
     async def _call(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await asyncio.wrap_future(self._thread.submit(partial(work, *args, **kwargs)))

@@ -1,4 +1,4 @@
-"""One thread a switch: what was prepared is used once, and closing neither leaks nor hangs."""
+"""One thread a switch: prepared once, patient only where it is put back, closed without a hang."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Sequence
 import pytest
 
 from drivers.base import EMPTY, Capabilities, Circuit, Delta, Identity, Matching
+from drivers.errors import DeadlineExpired, DeviceFault, Indeterminate, Refused, Unreachable
 from harness.bench import switches
 from harness.bench.switches import ThreadedSwitch
 from harness.model.bench import Switch
 
 OURS = frozenset({1, 2, 9, 10})
-SPEC = Switch(
-    driver="polatis-scpi", url="tcp://10.0.0.5:5025", ports="1-2,9-10", apply_timeout_s=0.1
-)
+SPEC = Switch(driver="polatis-scpi", url="tcp://10.0.0.5:5025", ports="1-2,9-10")
+BRIEF = Switch(driver=SPEC.driver, url=SPEC.url, ports=SPEC.ports, apply_timeout_s=0.1)
 PAIR = Matching.of([(1, 9)])
 
 
 class Unit:
-    """A driver with a map; `gate` is waited for where it is shut."""
+    """A driver with a map; `gate` is waited for where it is shut, `faults` come before it reads."""
 
     name = "agg0"
     waited_ns = 0
@@ -32,6 +32,8 @@ class Unit:
 
     def __init__(self) -> None:
         self.map, self.reads, self.closed = EMPTY, 0, threading.Event()
+        self.faults: list[DeviceFault] = []
+        self.refuses = False
         self.gate = threading.Event()
         self.gate.set()
         self.reading = threading.Event()
@@ -43,9 +45,13 @@ class Unit:
         self.reading.set()
         self.gate.wait()
         self.reads += 1
+        if self.faults:
+            raise self.faults.pop()
         return self.map
 
     def connect(self, circuits: Sequence[Circuit]) -> None:
+        if self.refuses:
+            raise Refused("IIAC", "port in use")
         self.map = Matching(self.map.circuits | set(circuits))
 
     def disconnect(self, circuits: Sequence[Circuit]) -> None:
@@ -66,8 +72,8 @@ def unit(monkeypatch: pytest.MonkeyPatch) -> Unit:
     return made
 
 
-def handle() -> ThreadedSwitch:
-    return ThreadedSwitch("agg0", SPEC, OURS, None)
+def handle(spec: Switch = SPEC) -> ThreadedSwitch:
+    return ThreadedSwitch("agg0", spec, OURS, None)
 
 
 def test_a_prepared_change_saves_reading_the_map_once(unit: Unit) -> None:
@@ -145,15 +151,92 @@ def test_closing_does_not_wait_for_ever_for_a_call_that_hangs(
     monkeypatch.setattr(switches, "CLOSE_S", 0.0)
 
     async def main() -> None:
-        switch = handle()
+        switch = handle(BRIEF)
         await switch.open()
         unit.gate.clear()
-        reading = asyncio.create_task(switch.read())
-        await asyncio.to_thread(unit.reading.wait)
+        with pytest.raises(DeadlineExpired, match=r"agg0: not read within 0\.1 s"):
+            await switch.read()
         with pytest.raises(TimeoutError):
             await switch.close()
-        reading.cancel()
 
     asyncio.run(main())
     assert all(thread.daemon for thread in threading.enumerate() if "switch-" in thread.name)
     unit.gate.set()
+
+
+# -- a unit that loses power ---------------------------------------------------------------------
+
+
+def test_what_puts_a_unit_back_asks_again_until_it_is_there(
+    unit: Unit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(switches, "AGAIN_S", 0.0)
+
+    async def main() -> None:
+        switch = handle()
+        await switch.open()
+        unit.faults = [Unreachable("refused")] * 5
+        applied = await switch.apply(PAIR)
+        assert unit.map == applied.after == PAIR
+        assert unit.reads == 7  # five in vain, before the change, and after it
+        await switch.close()
+
+    asyncio.run(main())
+
+
+def test_a_unit_that_stays_away_is_given_up_with_its_last_fault(unit: Unit) -> None:
+    async def main() -> None:
+        switch = handle(BRIEF)
+        await switch.open()
+        unit.faults = [Unreachable("connection refused")] * 1000
+        with pytest.raises(Unreachable, match="connection refused"):
+            await switch.apply(PAIR)
+        await switch.close()
+
+    asyncio.run(main())
+
+
+def test_what_a_unit_refuses_is_not_asked_of_it_again(unit: Unit) -> None:
+    async def main() -> None:
+        switch = handle()
+        await switch.open()
+        unit.refuses = True
+        with pytest.raises(Refused, match="port in use"):
+            await switch.apply(PAIR)
+        assert unit.reads == 3  # before the change, and around the attempt to undo it
+        await switch.close()
+
+    asyncio.run(main())
+
+
+def test_a_change_does_not_wait_for_a_unit_that_answers_nobody(unit: Unit) -> None:
+    async def main() -> None:
+        switch = handle(BRIEF)
+        await switch.open()
+        unit.faults = [Unreachable("refused")]
+        with pytest.raises(Unreachable):
+            await switch.switch(PAIR)
+        assert unit.reads == 1
+        unit.gate.clear()
+        with pytest.raises(Indeterminate, match=r"agg0: not changed within 0\.1 s"):
+            await switch.switch(PAIR)
+        unit.gate.set()
+        await switch.close()
+        assert unit.map == EMPTY, "it came to itself too late to begin"
+
+    asyncio.run(main())
+
+
+def test_a_change_that_waits_behind_another_is_not_made_once_it_was_given_up(unit: Unit) -> None:
+    async def main() -> None:
+        switch = handle(BRIEF)
+        await switch.open()
+        unit.gate.clear()
+        for fault, call in ((DeadlineExpired, switch.read()), (Indeterminate, switch.switch(PAIR))):
+            with pytest.raises(fault):
+                await call
+        unit.gate.set()
+        await switch.close()
+        assert unit.map == EMPTY
+
+    asyncio.run(main())
