@@ -9,12 +9,15 @@ from typing import get_args
 import click
 
 from harness import entry
-from harness.cli.output import best_effort, json_option, print_json, show
+from harness.cli.output import best_effort, json_option, print_json, show, write_new
 from harness.cli.progress import Progress
 from harness.cli.runs import runs_option
-from harness.errors import ExitCode
+from harness.errors import ExitCode, UsageError
+from harness.fabric.drawing import draw
 from harness.model.scenario import Engine
 from harness.record.report import print_report
+from harness.run.asked import load
+from harness.run.fabric.plan import panels
 
 FILE = click.Path(path_type=Path)
 
@@ -93,15 +96,29 @@ def run(
 @click.argument("scenario", type=FILE)
 @bench_option
 @engine_option
+@click.option(
+    "--picture",
+    type=FILE,
+    metavar="FILE.svg",
+    help="Also draw the bench with the circuits of each shape and phase; written over if there.",
+)
 @json_option
-def check(scenario: Path, bench: Path | None, engine: Engine | None, as_json: bool) -> None:
+def check(
+    scenario: Path, bench: Path | None, engine: Engine | None, picture: Path | None, as_json: bool
+) -> None:
     """Check SCENARIO against its bench and print the plan; nothing is opened and nothing is sent.
 
     \b
     harness check scenarios/quickstart.toml
     harness check scenarios/parallelism-switch.toml --engine vllm
+    harness check scenarios/rfabric-phases.toml --picture circuits.svg
     """
+    if picture is not None and picture.suffix != ".svg":
+        raise UsageError(f"{picture}: the picture is an SVG; give a name that ends in .svg")
     plan = entry.plan_text(scenario, bench, engine)
+    if picture is not None:
+        asked = load(scenario, bench, engine)
+        write_new(picture, draw(asked.topology, panels(asked)), force=True)
     show({"scenario": str(scenario), "plan": plan.splitlines()}, plan, as_json=as_json)
 
 

@@ -11,6 +11,7 @@ from harness.fabric.links import Link
 from harness.fabric.topology import Topology
 from harness.model.bench import Bench
 from harness.model.scenario import Check, Collectives, Generate, Reconfigure, Rl, Scenario, Shift
+from harness.run.fabric.plan import outlook_of, tell_fabrics
 from harness.run.generation.asked import GenerationAsked
 from harness.run.generation.plan import requests_of, tell_generation, tell_step
 from harness.run.rl.asked import TrainingAsked
@@ -86,6 +87,11 @@ def _steps(
             yield from tell_step(step)
         elif isinstance(step, Rl) and generation is not None and training is not None:
             yield from tell_loop(step, generation, training)
+            if step.fabrics:
+                outlook = outlook_of(
+                    topology, scenario, step, plans, generation=generation, training=training
+                )
+                yield from tell_fabrics(topology, step, outlook, training.spec.degrees)
 
 
 def _census(topology: Topology) -> str:
