@@ -233,10 +233,11 @@ class _Change:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _unknown(self, cause: DeviceFault | None, fault: DeviceFault) -> Indeterminate:
-        first = f"{cause}; " if cause is not None else ""
+        name = f"{self._ocs.name}: "
+        first = f"{str(cause).removeprefix(name)}; " if cause is not None else ""
         wanted = Delta.between(self._before, self._wanted)
         return Indeterminate(
-            f"{self._ocs.name}: {first}the map could not be read back: {fault}. It lies between"
+            f"{name}{first}the map could not be read back: {fault}. It lies between"
             f" {self._before} and {self._wanted}: drop {_listed(wanted.drop)},"
             f" make {_listed(wanted.make)}"
         )
