@@ -63,6 +63,7 @@ ports = "1-4,9-12"
 light_timeout_s = 1.0
 power_averaging = 1
 exchange_timeout_s = 2.0
+apply_timeout_s = 5.0
 [switches.ocs.emulate]
 ports = 8
 switch_ms = 10.0
