@@ -68,6 +68,8 @@ class TorPlace:
     steered: bool
     """Whether its routes are steered by us."""
     pod: str = ""
+    interfaces: Mapping[str, str] = field(default_factory=dict)
+    """What the ToR itself calls its uplinks, where that differs."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,8 @@ class Topology:
         for link in sorted(links):
             for near, far in link.ways:
                 if near.tor in hops:
-                    hop = Hop(far.address, near.device)
+                    device = self.tors[near.tor].interfaces.get(near.device, near.device)
+                    hop = Hop(far.address, device)
                     hops[near.tor].setdefault(far.tor, []).append(hop)
         return {
             tor: frozenset(
@@ -180,12 +183,13 @@ def topology_of(bench: Bench) -> Topology:
     tors = {
         name: TorPlace(
             name=name,
-            prefix=f"{HOSTS + 256 * i}/24",
+            prefix=tor.prefix or f"{HOSTS + 256 * i}/24",
             gateway=str(HOSTS + 256 * i + 1),
             electrical_gateway=str(ELECTRICAL + 2 * i),
             electrical_address=str(ELECTRICAL + 2 * i + 1),
             steered=tor.driver != "none",
             pod=tor.pod,
+            interfaces={up: port.interface for up, port in tor.ports.items() if port.interface},
         )
         for i, (name, tor) in enumerate(bench.tors.items())
     }
@@ -231,19 +235,20 @@ def _place_nodes(bench: Bench) -> dict[str, NodePlace]:
 
 
 def _uplinks(bench: Bench) -> Iterator[Uplink]:
-    """Yield the uplinks; their addresses count all rows of `cables`."""
+    """Yield the uplinks; addresses that the file does not state count all rows of `cables`."""
     for number, (near, far) in enumerate(bench.cables.items()):
         if is_trunk(near):
             continue
         cable = parse_cable(near, far)
         fibres = Fibres(cable.switch, cable.ingress, cable.egress)
+        stated = bench.tors[cable.tor].ports.get(cable.uplink)
         yield Uplink(
             tor=cable.tor,
             device=cable.uplink,
             switch=cable.switch,
             ingress=cable.ingress,
             egress=_egress(bench, near, far, fibres),
-            address=str(UPLINKS + 1 + number),
+            address=stated.address if stated else str(UPLINKS + 1 + number),
         )
 
 

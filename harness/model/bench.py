@@ -35,17 +35,59 @@ class Node(Strict, frozen=True, kw_only=True):
     """For generation on a node without GPUs: how many ranks stand for one each."""
 
 
+class Port(Strict, frozen=True, kw_only=True):
+    """An uplink of a live ToR: its `interface` there, and its IPv4 `address` on the link.
+
+    Any uplink may come to face any other: addresses are not those of fixed pairs.
+    """
+
+    interface: str = ""
+    address: str = ""
+
+
+class EmulatedTor(Strict, frozen=True, kw_only=True):
+    """What is broken about the SSH server of an emulated ToR; ignored in a live world.
+
+    For tests of what ends well: it refuses routes over `deny_devices` (uplinks), and answers
+    `answer_ms` late. It obeys the n-th change of routes without an answer, or half-way through it
+    cuts the session, or dies. 0: never.
+    """
+
+    deny_devices: tuple[str, ...] = ()
+    answer_ms: float = 0.0
+    lose_reply: int = 0
+    cut_apply: int = 0
+    die_on_apply: int = 0
+
+
 class Tor(Strict, frozen=True, kw_only=True):
     """A top-of-rack switch; uplinks are ``u1`` .. ``u<uplinks>``.
 
     `driver` says how routes are steered on it. ``"none"``: the fabric steers by itself (a circuit
     that is lit is used), and the stages *steered away* and *steered back* are not stamped.
+    ``"netlink"``: it is a network namespace here; ``"linux-ssh"`` and ``"frr-ssh"``: routes are
+    written by ``ip`` or ``vtysh`` over SSH. Only routes with our own mark are ever touched.
+
+    An emulated bench makes all that its ToRs need. A live one says where each is (`url`:
+    ``ssh://`` or ``netns://``; secrets as for a switch) and, once one of its ToRs is steered, what
+    is written into routes: `prefix`, the network of a ToR's servers, and the `ports` that uplinks
+    are there.
     """
 
     uplinks: int = 2
-    driver: Literal["netlink", "none"] = "none"
+    driver: Literal["netlink", "linux-ssh", "frr-ssh", "none"] = "none"
     pod: str = ""
     """Which ToRs are one pod; "" is one, too."""
+    url: str = ""
+    known_hosts: str = ""
+    password_env: str = ""
+    password_file: str = ""
+    key_file: str = ""
+    exchange_timeout_s: float = 5.0
+    prefix: str = ""
+    ports: dict[str, Port] = {}
+    """By uplink."""
+    emulate: EmulatedTor = EmulatedTor()
 
 
 class EmulatedUnit(Strict, frozen=True, kw_only=True):

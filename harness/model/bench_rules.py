@@ -9,24 +9,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from ipaddress import ip_address
 from typing import NamedTuple
-from urllib.parse import parse_qsl, urlsplit
 
+from harness.model.access_rules import bounded_int, is_address, secret_problems, url_problems
 from harness.model.bench import Bench, EmulatedUnit, Node, Switch
 from harness.model.ports import PORT_MAX, Fibres, is_trunk, parse_cable, parse_ports, parse_trunk
 from harness.model.schema import did_you_mean, dotted
+from harness.model.tor_rules import tor_problems
 
-PATH_KEYS = ("known_hosts", "password_file", "key_file")
-UPLINKS_MAX = 1024
 GPUS_MAX = 1024
-BAUD_MAX = 4_000_000
 
 LINES_OF: Mapping[str, tuple[str, ...]] = {
     "polatis-scpi": ("serial", "tcp"),
     "polatis-tl1": ("ssh", "tcp"),
 }
 """Driver -> the lines that its units answer on."""
+
+EXAMPLES: Mapping[str, str] = {
+    "serial": "serial:///dev/ttyUSB0?baud=38400",
+    "ssh": "ssh://admin@10.0.0.5:6252",
+    "tcp": "tcp://10.0.0.5:5025",
+}
 
 LAUNCHERS_OF: Mapping[str, tuple[str, ...]] = {
     "live": ("manual", "local"),
@@ -37,8 +40,6 @@ LAUNCHERS_OF: Mapping[str, tuple[str, ...]] = {
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}", re.ASCII)
 _TOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,31}", re.ASCII)
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_PASSWORD = re.compile(r"//[^@]*:[^@]*@")
 
 
 def bench_problems(bench: Bench) -> Iterator[str]:
@@ -46,14 +47,7 @@ def bench_problems(bench: Bench) -> Iterator[str]:
     yield from _world(bench)
     yield from _names(bench)
     yield from _nodes(bench)
-    for name, tor in bench.tors.items():
-        if not 0 <= tor.uplinks <= UPLINKS_MAX:
-            yield f"{dotted('tors', name)}.uplinks: expected 0 to {UPLINKS_MAX}"
-        if tor.driver == "netlink" and bench.world == "live":
-            yield (
-                f"{dotted('tors', name)}.driver: netlink steers ToRs of emulated benches; on a "
-                'live one the fabric steers by itself: "none"'
-            )
+    yield from tor_problems(bench)
     for name, switch in bench.switches.items():
         yield from _switch(bench, dotted("switches", name), switch)
     yield from _each_once(bench)
@@ -77,7 +71,12 @@ def _world(bench: Bench) -> Iterator[str]:
         )
     if bench.listen:
         host, _, port = bench.listen.rpartition(":")
-        if not host or not port.isascii() or not port.isdigit() or not 1 <= _int(port) <= PORT_MAX:
+        if (
+            not host
+            or not port.isascii()
+            or not port.isdigit()
+            or not 1 <= bounded_int(port) <= PORT_MAX
+        ):
             yield 'listen: expected HOST:PORT, such as "10.0.0.1:7000"'
         elif host in ("0.0.0.0", "*", "[::]"):  # noqa: S104 - refused, not bound to
             yield "listen: name the address that the nodes reach, not all of this machine's"
@@ -128,7 +127,7 @@ def _nodes(bench: Bench) -> Iterator[str]:
                 yield f"{where}.{key}: missing; every node of a live bench states it"
         if node.address and bench.world != "live":
             yield f"{where}.address: an {bench.world} bench makes its addresses; leave it out"
-        if node.address and not _is_address(node.address):
+        if node.address and not is_address(node.address):
             yield f'{where}.address: expected an IP address, such as "10.1.0.11"'
 
 
@@ -144,15 +143,9 @@ def _gpus(where: str, node: Node) -> Iterator[str]:
 
 
 def _switch(bench: Bench, where: str, switch: Switch) -> Iterator[str]:
-    for problem in _url(switch, live=bench.world == "live"):
-        yield f"{where}.url: {problem}"
-    ssh = switch.url.startswith("ssh://")
-    if bench.world == "live" and ssh and not switch.known_hosts:
-        yield (
-            f"{where}.known_hosts: missing; name the file that holds the device's host key "
-            "(an unknown key is never accepted)"
-        )
-    yield from _secrets(where, switch)
+    examples = {line: EXAMPLES[line] for line in LINES_OF[switch.driver]}
+    yield from url_problems(where, switch, examples, live=bench.world == "live")
+    yield from secret_problems(where, switch)
     if not 1 <= switch.power_averaging <= 8:
         yield f"{where}.power_averaging: expected 1 to 8, as set on the unit"
     for key in ("exchange_timeout_s", "apply_timeout_s", "light_timeout_s", "switch_ms"):
@@ -170,17 +163,6 @@ def _switch(bench: Bench, where: str, switch: Switch) -> Iterator[str]:
             f"{where}.ports: port {max(ours)} is beyond the emulated unit: ingress 1-{size}, "
             f"egress {size + 1}-{2 * size} (emulate.ports = {size})"
         )
-
-
-def _secrets(where: str, switch: Switch) -> Iterator[str]:
-    if switch.password_env and not _VARIABLE.fullmatch(switch.password_env):
-        yield f"{where}.password_env: expected the name of an environment variable"
-    if switch.password_env and switch.password_file:
-        yield f"{where}.password_file: password_env is set too; keep one of them"
-    for key in PATH_KEYS:
-        path = getattr(switch, key)
-        if path.startswith("~") and not path.startswith("~/"):
-            yield f"{where}.{key}: only your own home folder can be written with ~, as in ~/.ssh/id"
 
 
 def _unit(where: str, unit: EmulatedUnit) -> Iterator[str]:
@@ -203,56 +185,6 @@ def _unit(where: str, unit: EmulatedUnit) -> Iterator[str]:
     for key in ("die_on_command", "reboot_on_command", "cut_reply", "lose_reply"):
         if getattr(unit, key) < 0:
             yield f"{where}.{key}: expected 0 (never) or more"
-
-
-def _url(switch: Switch, *, live: bool) -> Iterator[str]:
-    lines = LINES_OF[switch.driver]
-    scheme, separator, rest = switch.url.partition("://")
-    if not separator or scheme not in lines:
-        right = " or ".join(f"{line}://" for line in lines)
-        yield f"expected {right}, which {switch.driver} speaks"
-        return
-    if scheme != "serial" and _PASSWORD.search(switch.url):
-        yield (
-            "holds a password; take it out and name an environment variable in password_env, "
-            "or a file with mode 0600 in password_file"
-        )
-        return
-    try:
-        parts = urlsplit(switch.url)
-        port = parts.port if scheme != "serial" else None
-    except ValueError:  # the message would quote the URL
-        yield f"malformed; expected {_example(scheme)}"
-        return
-    yield from _query(scheme, parts.query)
-    if parts.fragment or (scheme != "serial" and parts.path.strip("/")):
-        yield f"more than a host and a port; expected {_example(scheme)}"
-    if not live:
-        return
-    if scheme == "serial" and (parts.netloc or not parts.path.strip("/")):
-        yield f"expected the path of a device, such as {_example(scheme)}"
-    if scheme != "serial" and not parts.hostname:
-        yield f"names no host; expected {_example(scheme)}"
-    if scheme == "tcp" and rest and port is None:
-        yield f"names no port; expected {_example(scheme)}"
-    if scheme == "ssh" and not parts.username:
-        yield f"names no user; expected {_example(scheme)}"
-
-
-def _query(scheme: str, query: str) -> Iterator[str]:
-    for key, value in parse_qsl(query, keep_blank_values=True):
-        if scheme != "serial" or key != "baud":
-            yield "only ?baud= of a serial:// line can follow the address"
-        elif not value.isascii() or not value.isdigit() or not 1 <= _int(value) <= BAUD_MAX:
-            yield "baud: expected a whole number, such as ?baud=38400"
-
-
-def _example(scheme: str) -> str:
-    return {
-        "serial": "serial:///dev/ttyUSB0?baud=38400",
-        "ssh": "ssh://admin@10.0.0.5:6252",
-        "tcp": "tcp://10.0.0.5:5025",
-    }[scheme]
 
 
 def _each_once(bench: Bench) -> Iterator[str]:
@@ -362,16 +294,3 @@ def _ports_of(bench: Bench, cable: Fibres) -> list[int]:
     if bench.world == "live":
         return [cable.ingress]
     return [cable.ingress, cable.ingress + bench.switches[cable.switch].emulate.ports]
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _int(digits: str) -> int:
-    """Read digits; what is too long for a port or a rate reads as too large."""
-    return int(digits) if len(digits) < 10 else 10**10

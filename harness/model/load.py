@@ -20,8 +20,9 @@ import msgspec
 
 from drivers.base import Matching
 from harness.errors import BadFile, UsageError
+from harness.model.access_rules import PATH_KEYS
 from harness.model.bench import Bench
-from harness.model.bench_rules import PATH_KEYS, bench_problems
+from harness.model.bench_rules import bench_problems
 from harness.model.generation_rules import (
     GENERATION_PATHS,
     GenerationFiles,
@@ -74,12 +75,15 @@ def load_bench(path: str | Path) -> Bench:
     """
     bench = _load(Path(path), Bench, bench_problems)
     folder = Path(path).resolve().parent
-    switches = {
-        name: msgspec.structs.replace(switch, **_resolved(switch, PATH_KEYS, folder))
-        for name, switch in bench.switches.items()
-    }
+    tors, switches = (
+        {
+            name: msgspec.structs.replace(device, **_resolved(device, PATH_KEYS, folder))
+            for name, device in devices.items()
+        }
+        for devices in (bench.tors, bench.switches)
+    )
     keys = str(folder / Path(bench.keys).expanduser()) if bench.keys else ""
-    return msgspec.structs.replace(bench, switches=switches, keys=keys)
+    return msgspec.structs.replace(bench, tors=tors, switches=switches, keys=keys)
 
 
 def load_scenario(path: str | Path) -> Scenario:
