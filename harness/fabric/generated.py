@@ -17,8 +17,9 @@ from typing import Literal
 from harness.errors import UsageError
 from harness.fabric.topology import TORS_MAX
 from harness.model.bench import Bench, EmulatedUnit, Links, Node, Switch, Tor
-from harness.model.bench_rules import GPUS_MAX, UPLINKS_MAX
+from harness.model.bench_rules import GPUS_MAX
 from harness.model.ports import PORT_MAX
+from harness.model.tor_rules import UPLINKS_MAX
 
 Role = Literal["train", "generate"]
 NODES_MAX = 245
