@@ -67,6 +67,8 @@ class _Circuits:
         self, demand: Floats, ports: Ints, rates: Rates, *, duplex: bool, allowed: Bools
     ) -> None:
         self.n, self.planes_count, self.duplex = len(demand), ports.shape[1], duplex
+        self.to = 0 if duplex else self.n
+        """Number of the first end that circuits lead to."""
         electrical_s = demand / rates.electrical_bytes_per_s
         self.side_s: list[float] = [*electrical_s.sum(1).tolist(), *electrical_s.sum(0).tolist()]
         self.takes_s: list[float] = electrical_s.ravel().tolist()
@@ -106,8 +108,7 @@ class _Circuits:
 
     def ends(self, e: int) -> tuple[int, int]:
         """Return the two ends whose ports a circuit of this edge takes."""
-        i, j = divmod(e, self.n)
-        return (i, j) if self.duplex else (i, self.n + j)
+        return e // self.n, self.to + e % self.n
 
     def edge_s(self, e: int) -> float:
         """Return how long an edge takes that is lit."""
@@ -115,8 +116,7 @@ class _Circuits:
 
     def both_free(self, e: int) -> int:
         """Return the first plane in which both ends have a port left, or -1."""
-        a, b = self.ends(e)
-        planes = self.free[a] & self.free[b]
+        planes = self.free[e // self.n] & self.free[self.to + e % self.n]
         return (planes & -planes).bit_length() - 1
 
     def change(self, e: int, plane: int, step: int) -> None:
@@ -233,7 +233,7 @@ class _Circuits:
         mark = len(self.changes)
         edges = iter(self.of_side[side] if depth > 0 else ())
         while self.side_s[side] >= below_s:
-            e = next(edges, None)
+            e = next(edges, None) if self.trials < TRIALS_MAX else None
             if e is None:
                 self._back_to(mark)
                 return False
@@ -297,9 +297,9 @@ class _Circuits:
         """Return the pairs of each plane, under these names of the nodes."""
         found: list[list[tuple[int, int]]] = [[] for _ in range(self.planes_count)]
         for end in range(self.n):
-            for plane, edges in enumerate(self.on[end]):
-                for i, j in (divmod(e, self.n) for e in edges):
-                    a, b = names[i], names[j]
-                    if i == end:
-                        found[plane].append((min(a, b), max(a, b)) if self.duplex else (a, b))
+            for pairs, edges in zip(found, self.on[end], strict=True):
+                for e in edges:
+                    if e // self.n == end:
+                        a, b = names[end], names[e % self.n]
+                        pairs.append((b, a) if self.duplex and b < a else (a, b))
         return tuple(tuple(sorted(pairs)) for pairs in found)
