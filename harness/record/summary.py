@@ -9,18 +9,24 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import msgspec
 
-from harness.errors import BadFile, ExitCode, InfrastructureError
+from harness.errors import BadFile, ExitCode, HarnessError, InfrastructureError
+from harness.fabric.topology import topology_of
 from harness.model.documents import SCHEMA, Document, Event, RunSummary, Start, Stop
+from harness.model.load import load_bench
 from harness.record.fabric_samples import summaries_of
 from harness.record.journal import Journal, JournalReader, read_journal
+from harness.record.picture import picture_of
 from harness.record.samples import metrics_of
 from harness.record.store import RunFolder
 from harness.record.verdict import Ending, broken_promises, ending, evaluate
 
 UNFINISHED = "unfinished"
+PICTURE = "fabric.svg"
+"""In a run's folder: the circuits that carried each kind of traffic."""
 LOUD = ("warning", "error", "critical")
 WARNINGS_MAX = 20
 FOR_US = ("clock",)
@@ -134,7 +140,21 @@ def conclude(
     journal.stop(end.status, end.exit_code, end.reason)
     summary = read_run(folder)
     write_summary(folder, summary)
+    if "fabric_change" in summary.counts:
+        _draw(folder)
     return summary
+
+
+def _draw(folder: RunFolder) -> None:
+    """Leave a picture of the circuits that were lit in the run's folder.
+
+    It can be drawn anew at any time: what keeps it from being written ends no run.
+    """
+    with suppress(HarnessError, OSError):
+        topology = topology_of(load_bench(folder.bench))
+        events = (each for each in read_journal(folder.journal) if isinstance(each, Event))
+        if picture := picture_of(topology, events):
+            (folder.path / PICTURE).write_text(picture, encoding="utf-8")
 
 
 def _missing(stop: Stop | None, counts: Mapping[str, int]) -> list[str]:
