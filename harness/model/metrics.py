@@ -122,6 +122,9 @@ RL_QUANTITIES: dict[str, Quantity] = {
         "%", "mean", LOOP, "gain over best static, as a share of the oracle's", True
     ),
     "rl.step_s": Quantity("s", "mean", LOOP, "end of one training step to that of the next"),
+    "sync.visible_pct": Quantity(
+        "%", "mean", LOOP, "of a step: it was trained, the next one's samples there, weights not"
+    ),
     "rl.batch_s": Quantity("s", "mean", LOOP, "first request of a batch to its last sample"),
     "rl.tail_s": Quantity("s", "mean", LOOP, "90 % of a batch to its last sample"),
     "rl.train_s": Quantity("s", "mean", LOOP, "training on a batch"),

@@ -35,10 +35,11 @@ DECISION_UNITS = (
     "at, stay, change, cost: s. stay: expected to the end of all requests as it is; change: in the",
     "better layout, without the cost of the switch. times: in a row; figures of the last.",
 )
-SYNCS = ("policy", "n", "failed", "gathered", "rpc", "wire", "loaded", "total", "GB/s")
+SYNCS = ("policy", "n", "failed", "gathered", "rpc", "wire", "loaded", "total", "GB/s", "seen %")
 SYNC_UNITS = (
     "means, ms: the trainer writes; asking and answering; first bucket to last one verified;",
     "engines load; all of it. GB/s: bytes, counted once however many receive them, over wire.",
+    "seen: of a step, the next one's samples were there, and only the sync was waited for.",
 )
 PHASES = (*("axis", "op", "n", "bytes", "took", "p95", "GB/s", "gap announced", "gap", "off %"),)
 PHASE_UNITS = (
@@ -227,6 +228,7 @@ def _sync(metrics: Metrics, loop: LoopSummary) -> tuple[str, ...]:
         *(_value(metrics, f"sync.{part}_ms", labels) for part in ("gather", "rpc", "wire", "load")),
         figure(made.value * 1e3) if made else DASH,
         _value(metrics, "sync.gb_per_s", labels),
+        _value(metrics, "sync.visible_pct", labels),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -77,10 +78,21 @@ def _steps(loop: Loop) -> Iterator[Unlabelled]:
             if row.get("tail_begin_ns") is not None
         ],
     )
+    yield "sync.visible_pct", [_visible_pct(row, after) for row, after in pairwise(rows)]
     if rewards := [row["reward"] for row in rows if row["reward"] is not None]:
         yield "rl.reward_first", [rewards[0]]
         yield "rl.reward_last", [rewards[-1]]
         yield "rl.reward_rise", [rewards[-1] - rewards[0]]
+
+
+def _visible_pct(row: Mapping[str, Any], after: Mapping[str, Any]) -> float:
+    """Return how much of a step nobody did anything but wait for its sync.
+
+    From when the step was trained, and the samples of the one after it were complete.
+    """
+    begin_ns = max(row["train_end_ns"], after["batch_end_ns"])
+    waited_s = max(0, row["sync_end_ns"] - begin_ns) / NS_PER_S
+    return float(100 * waited_s / row["step_s"]) if row["step_s"] else 0.0
 
 
 def _forecasts(loop: Loop) -> Iterator[Unlabelled]:

@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.cli.progress import Progress
+from harness.clock import NS_PER_S
 from harness.model.documents import SCHEMA, Event, RunSummary, Start
 from harness.model.metrics import metric_problem
 from harness.model.scenario import Check
 from harness.model.streams import STREAMS
+from harness.record import rl_samples
 from harness.record.figures import with_interval
 from harness.record.intervals import half_width, ratio_half_width, shares, t_975
 from harness.record.report import text_report
@@ -381,7 +383,10 @@ def test_decisions_that_are_alike_are_one_line_with_the_latest_reason() -> None:
 def test_weights_communications_and_rewards_have_their_tables() -> None:
     found = sections(told())
     (row,) = found["Weight syncs"].rows
-    assert row == ("orchestrl", "1", "1", "200.0", "10.00", "2000", "300.0", "2510", "1.500")
+    assert row == (
+        *("orchestrl", "1", "1", "200.0", "10.00", "2000", "300.0", "2510", "1.500"),
+        "0",
+    )
     (row,) = found["Communications of training: as announced, and as they were"].rows
     assert row[:4] == ("dp", "reduce_scatter", "4", "1,000,000")
     assert row[-3:] == ("8.000", "10.00", "25.00")
@@ -428,3 +433,15 @@ def test_bars_show_whatever_is_not_nothing() -> None:
     assert bars([8, 4, 0.01, 0], 8) == "█▄▁"
     assert bars([0, 1], 1) == " █"
     assert bars([], 0) == bars([0, 0], 0) == "-"
+
+
+@pytest.mark.parametrize(
+    ("next_complete_ns", "seen_pct"),
+    [(10 * NS_PER_S, 20.0), (13 * NS_PER_S, 10.0), (20 * NS_PER_S, 0.0)],
+)
+def test_a_sync_is_seen_only_while_the_next_samples_wait_for_it(
+    next_complete_ns: int, seen_pct: float
+) -> None:
+    row = {"train_end_ns": 12 * NS_PER_S, "sync_end_ns": 14 * NS_PER_S, "step_s": 10.0}
+    after = {"batch_end_ns": next_complete_ns}
+    assert rl_samples._visible_pct(row, after) == seen_pct
