@@ -20,12 +20,13 @@ from typing import TypeVar
 import msgspec
 
 from drivers.errors import DeviceFault, Misuse
+from harness import memory
 from harness.bench.base import Bench as RunningBench
+from harness.bench.credentials import credentials_of
 from harness.bench.emulated import join_killed, means_of, open_emulated, release
 from harness.bench.emulated import notes as emulated_notes
 from harness.bench.live import open_live
 from harness.bench.running import Places
-from harness.bench.switches import credentials_of
 from harness.clock import RealClock
 from harness.errors import (
     MACHINE,
@@ -371,6 +372,7 @@ def recover(run: str, runs_dir: Path) -> dict[str, str]:
     folder = store.find(runs_dir, run)
     if not is_closed(folder.journal) and store.is_held(folder):
         raise UsageError(f"run {folder.id} is still going: stop its process first (Ctrl-C)")
+    memory.sweep()
     if _was_emulated(folder) and not join_killed(folder.path):
         return recovery.abandon(folder.snapshots)
     outcomes = recovery.recover(folder.snapshots)

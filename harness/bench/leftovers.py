@@ -23,6 +23,7 @@ import msgspec
 
 from drivers.netlink import delete_namespace, namespace_path, namespaces, run_in
 from drivers.userns import outer_uid
+from harness import memory
 from harness.errors import InfrastructureError
 from harness.processes import GRACE_NS, Process, end
 
@@ -176,6 +177,7 @@ def tear_down(path: Path, *, grace_ns: int = GRACE_NS) -> None:
                 f"{process.name or 'process'} ({process.pid})" for process in standing
             )
             raise InfrastructureError(f"bench {record.prefix}: {names} survived SIGKILL")
+        memory.sweep()  # what agents that were killed held of weights
         _remove_links(record.links)
         for name in record.namespaces:
             delete_namespace(name)
