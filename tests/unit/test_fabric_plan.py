@@ -31,6 +31,7 @@ from harness.run.fabric.plan import (
     panels,
     parts_of,
     phases_without_samples,
+    tell_fabrics,
     weights_bytes,
 )
 from harness.run.fabric.traffic import Part
@@ -223,6 +224,15 @@ def test_the_plan_shows_bytes_times_circuits_reasons_and_what_stays() -> None:
     assert any(line.startswith("rfabric, train and gather again: changed") for line in lines)
     assert "stays electrical: train0>gen0 59.1 MB, train1>gen1 59.1 MB" in lines
     assert lines[-1] == "nothing was opened and nothing was sent"
+
+
+@pytest.mark.parametrize(("tors", "rows"), [(24, 2 * 24), (25, 0)])
+def test_circuits_are_a_matrix_where_that_fits_and_else_are_counted(tors: int, rows: int) -> None:
+    topology = bench(tors)
+    outlook = foresee(topology, two_phases(topology, 400e6), Fabric())
+    told = list(tell_fabrics(topology, Rl(fabrics=("rfabric",)), outlook, Degrees()))
+    assert sum(line.split()[1:].count(".") > tors // 2 for line in told) == rows
+    assert any("pairs of ToRs; --picture" in line for line in told) == (not rows)
 
 
 def test_what_the_samples_decide_is_said_to_be_left_out(tmp_path: Path) -> None:

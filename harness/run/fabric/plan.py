@@ -239,6 +239,8 @@ def _sum_ns(topology: Topology, comms: Sequence[Comm], links: Links) -> float:
 
 # -- in words --------------------------------------------------------------------------------------
 
+MATRIX_TORS_MAX = 24
+"""More do not fit on a line."""
 STAYS_SHOWN = 4
 """Pairs of ToRs on the electrical path that are named."""
 
@@ -311,10 +313,18 @@ def _tell_leg(topology: Topology, title: str, leg: Leg, shown: set[Links]) -> It
     """Yield the decision, the circuits as a matrix where they are new, and what goes without."""
     yield f"  {title}: {leg.decision.reason}"
     if leg.links and leg.links not in shown:
-        yield from (f"    {line}" for line in matrix_lines(topology, leg.links))
+        yield from (f"    {line}" for line in _circuits(topology, leg.links))
     shown.add(leg.links)
     if stays := _stays(topology, leg):
         yield f"    stays electrical: {stays}"
+
+
+def _circuits(topology: Topology, links: Links) -> list[str]:
+    """Return them as a matrix, as long as a terminal can hold that."""
+    if len(topology.tors) <= MATRIX_TORS_MAX:
+        return matrix_lines(topology, links)
+    joined = {frozenset((link.a.tor, link.b.tor)) for link in links}
+    return [f"{len(links)} links join {len(joined)} pairs of ToRs; --picture FILE.svg draws them"]
 
 
 def _stays(topology: Topology, leg: Leg) -> str:
