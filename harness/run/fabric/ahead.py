@@ -5,16 +5,21 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import NamedTuple
 
+from harness.clock import NS_PER_S
 from harness.fabric.circuits import Plan
 from harness.fabric.course import Course
 from harness.fabric.demand import Comm
 from harness.run.fabric.traffic import Part
 
+UNKNOWN_NS = 10 * NS_PER_S
+"""Of a window that nobody knows: longer than any change, for nobody waits for one in it."""
+
 
 class Ahead(NamedTuple):
     """Traffic that was announced, and the course set for it; `at`: which of it comes next.
 
-    `due_ns`: when that is expected to begin, or has begun; None: not known.
+    `due_ns`: when that is expected to begin, or has begun; None: not known. Gaps of its
+    communications hold the windows between parts.
     """
 
     parts: tuple[Part, ...]
@@ -26,6 +31,12 @@ class Ahead(NamedTuple):
     def comms(self) -> tuple[Comm, ...]:
         """All communications, in order."""
         return tuple(comm for part in self.parts for comm in part.comms)
+
+    def left(self, now_ns: int) -> tuple[Comm, ...]:
+        """Return what comes next and all after it; of the first gap, what is left of it."""
+        first, *others = self.comms[self.at :]
+        left_ns = UNKNOWN_NS if self.due_ns is None else max(0, self.due_ns - now_ns)
+        return (first._replace(gap_ns=float(left_ns)), *others)
 
     @property
     def kind(self) -> str:

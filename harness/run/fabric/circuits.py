@@ -8,31 +8,39 @@ What fails stays electrical, is told, and is not planned with again; the run goe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from statistics import median_low
 
+from drivers.base import Circuit
 from drivers.errors import DriverError
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SteeringFailed
 from harness.fabric.blame import blamed
-from harness.fabric.circuits import Plan
+from harness.fabric.circuits import DARK, Plan
+from harness.fabric.decision import Links, Settings, circuits_of, needed_ns
 from harness.fabric.links import Link
+from harness.fabric.refusals import sound
 from harness.model.fabric_rules import Arm
 from harness.run.change import Change, listen, moving, prepare, switch_over
+from harness.run.fabric.faults import Faults
 from harness.run.fabric.told import change_row, failed_row, part_row
 from harness.run.hearing import hear
 from harness.run.session import Session
 from harness.tasks import beside
 
 GUARD_NS = 100 * NS_PER_MS
-"""Between two looks at the circuits that carry traffic."""
+"""Between two looks at the circuits that carry traffic, and at those who failed."""
 SILENCE_NS = 400 * NS_PER_MS
 """A circuit through which nobody was heard for so long carries nothing: many beacons in a row."""
-AGAIN_NS = 5 * NS_PER_S
-"""After which a switch that failed is asked whether it is there again."""
+READ_NS = NS_PER_S
+"""A switch that does not tell its map for so long is taken for lost."""
 STEER_NS = NS_PER_MS
-"""What steering takes before any was measured."""
+"""What a change takes beside its light, before any was measured."""
+CHANGES_KEPT = 5
+"""Of which the median is believed: one that met a busy moment must not end all changes."""
 
 
 @dataclass
@@ -42,56 +50,104 @@ class Circuits:
     session: Session
     arm: Arm
     number: int
-    broken: dict[str, str] = field(default_factory=dict)
-    """Parts and switches that are not planned with, and why."""
-    unsteered: dict[str, str] = field(default_factory=dict)
-    """ToRs that did not take their routes, and why: what leads over them stays as it is."""
+    faults: Faults = field(default_factory=Faults)
     changed_ns: int | None = None
     """When the last change ended."""
-    epoch: int = 0
-    """Counts changes: what was heard before one says nothing after it."""
-    steer_ns: float = STEER_NS
-    """What steering takes, away and back together, as measured last."""
 
     def __post_init__(self) -> None:
         """Nobody changes anything yet."""
-        self.clock = self.session.bench.clock
+        self.clock, self.topology = self.session.bench.clock, self.session.bench.topology
         self.changing = asyncio.Lock()
-        self._lost_ns: dict[str, int] = {}
+        self._epoch = 0  # counts what was done to circuits: a look that began before it is old
+        self._touched: set[str] = set()
+        self._beside_ns = deque([STEER_NS], CHANGES_KEPT)
+
+    @property
+    def steer_ns(self) -> int:
+        """What a change takes beside settling, switching and hold, as measured."""
+        return median_low(self._beside_ns)
+
+    @property
+    def held(self) -> Links:
+        """Links that must stay, for ToRs that refused send over them."""
+        return self.session.lit & self.faults.led_over
 
     async def change(self, kind: str, plan: Plan) -> None:
-        """Bring a plan up beside the traffic, and account for what came of it."""
+        """Bring what is sound of a plan up beside the traffic, and account for what came of it."""
         async with self.changing:
-            session, begin_ns = self.session, self.clock.now_ns()
-            names = moving(session, plan)
-            settle_ns = round(session.scenario.fabric.settle_ms * NS_PER_MS)
+            links = sound(self.topology, plan.links, self.faults.broken)
+            if links != self.session.lit:
+                sound_plan = Plan(links, plan.unserved)
+                await self._change(kind, sound_plan, moving(self.session, sound_plan))
+
+    async def take_down(self) -> None:
+        """Send all traffic the electrical path; what was lit goes dark, wherever it still is.
+
+        A switch that is lost is left to whoever gives switches back.
+        """
+        async with self.changing:
+            if self._touched:
+                await self._change("end", DARK, self._touched - self.faults.broken.keys())
+
+    async def _change(self, kind: str, plan: Plan, names: Collection[str]) -> None:
+        session, before, begin_ns = self.session, self.session.lit, self.clock.now_ns()
+        async with (
+            beside(listen(session, plan)) as hearing,
+            beside(prepare(session, plan, names)) as preparing,
+        ):
             try:
-                async with (
-                    beside(listen(session, plan)) as hearing,
-                    beside(prepare(session, plan, names)) as preparing,
-                ):
-                    change = await switch_over(
-                        session, plan, kind, hearing,
-                        preparing=preparing, settle_ns=settle_ns, switches=names,
-                    )  # fmt: skip
+                left_ns = await self._leave(before & plan.links)
             except SteeringFailed as refusal:
                 await self._stayed(kind, begin_ns, refusal)
             else:
-                self._made(kind, change, begin_ns)
-            self.epoch += 1
-            self.changed_ns = self.clock.now_ns()
+                self._touched |= {*names}
+                change = await switch_over(
+                    session, plan, kind, hearing,
+                    preparing=preparing, steer_first=False, switches=names,
+                )  # fmt: skip
+                change.stamps["steered_away"] = left_ns
+                self._made(kind, change, before, begin_ns)
+        self._epoch += 1
+        self.changed_ns = self.clock.now_ns()
 
-    def _made(self, kind: str, change: Change, begin_ns: int) -> None:
+    async def _leave(self, links: Links) -> int | None:
+        """Steer off all but `links`, and let what is under way there get out; return when it left.
+
+        Raises `SteeringFailed` where a ToR goes on sending over others.
+        """
+        if self.session.lit | self.faults.led_over <= links:
+            return None
+        await self._steer(links)
+        left_ns = self.clock.now_ns()
+        await self.clock.sleep_ns(round(self.session.scenario.fabric.settle_ms * NS_PER_MS))
+        return left_ns
+
+    async def _steer(self, links: Links) -> None:
+        """Send traffic over `links`; ToRs that refused before, and send over no others, may again.
+
+        Raises `SteeringFailed`.
+        """
+        lit = self.session.lit
+        try:
+            await self.session.steer(links)
+        except SteeringFailed as refusal:
+            self._unsteer(refusal.failures, lit)
+            if not all(self.faults.may_refuse(tor, links) for tor in refusal.failures):
+                raise
+            self.session.lit = links
+
+    def _made(self, kind: str, change: Change, before: Links, begin_ns: int) -> None:
         """Tell a change, and what of the fabric it showed to be broken."""
-        now_ns = self.clock.now_ns()
-        row = change_row(self.session.lit, change, now_ns - begin_ns)
+        took_ns = self.clock.now_ns() - begin_ns
+        row = change_row(self.session.lit, change, took_ns)
         self._tell("fabric_change", {"kind": kind, **row})
-        if (verified_ns := change.stamps.get("path_verified")) and change.moved:
-            self.steer_ns = max(0, now_ns - verified_ns) * 2
+        if change.moved and not change.failures:
+            settings = Settings.of(self.session.scenario.fabric)
+            light_ns = needed_ns(self.topology, before, change.wanted, settings)
+            self._beside_ns.append(max(0, took_ns - round(light_ns)))
         for name, reason in change.lost.items():
-            self._lost_ns[name] = now_ns
-            self._lose(name, reason)
-        self._unsteer(change.refused)
+            self._lose_switch(name, reason)
+        self._unsteer(change.refused, change.kept)
         for part, reason in blamed(change.unlit, self.session.lit, change.dark).items():
             self._lose(part, reason)
 
@@ -99,70 +155,103 @@ class Circuits:
         """Go on over the circuits that are up: traffic could not be steered off them."""
         row = failed_row(self.session.lit, self.clock.now_ns() - begin_ns, str(refusal))
         self._tell("fabric_change", {"kind": kind, **row})
-        self._unsteer(refusal.failures)
         with suppress(SteeringFailed):  # those who refuse do as they did before
-            await self.session.steer(self.session.lit)
+            await self._steer(self.session.lit)
 
     # -- what is watched ------------------------------------------------------------------------
 
     async def guard(self) -> bool:
-        """Look once whether what carries traffic is dark; whether anything was found."""
+        """Look once whether what carries traffic is dark; whether anything was found.
+
+        Also while a change is under way: what stays lit in it must not be forgotten.
+        """
         await self.clock.sleep_ns(GUARD_NS)
-        if self.changing.locked():
+        epoch, lit = self._epoch, self.session.lit
+        if not lit:
             return False
-        found = await self._ask_lost()
-        if not self.session.lit:
-            return found
-        epoch, lit = self.epoch, self.session.lit
         verdict = await hear(self.session, lit, self.clock.now_ns(), SILENCE_NS)
-        if not verdict.wrong or epoch != self.epoch or self.changing.locked():
-            return found
+        if not verdict.wrong:
+            return False
         async with self.changing:
-            await self._went_dark(verdict.wrong)
+            # after one change, what is still lit was not touched by it; after two it may have been
+            wrong = {link: why for link, why in verdict.wrong.items() if link in self.session.lit}
+            if not wrong or self._epoch > epoch + 1:
+                return False
+            await self._went_dark(wrong)
         return True
 
     async def _went_dark(self, wrong: Mapping[Link, str]) -> None:
         """Steer off circuits that went dark by themselves; what is at fault is not used again."""
         left = self.session.lit - wrong.keys()
         try:
-            await self.session.steer(left)
-        except SteeringFailed as refusal:
-            self._unsteer(refusal.failures)
+            await self._steer(left)
+        except SteeringFailed:
             self.session.lit = left
-        self.epoch += 1
-        for part, reason in blamed(wrong, left, {}).items():
+        self._epoch += 1
+        circuits = circuits_of(frozenset(wrong))
+        names = sorted({switch for switch, _ in circuits})
+        asked = (self._fault_of(name, {c for at, c in circuits if at == name}) for name in names)
+        faults = zip(names, await asyncio.gather(*asked), strict=True)
+        lost = {name: reason for name, reason in faults if reason}
+        for name, reason in lost.items():
+            self._lose_switch(name, reason)
+        unlit = {link: why for link, why in wrong.items() if lost.keys().isdisjoint(link.switches)}
+        for part, reason in blamed(unlit, left, {}).items():
             self._lose(part, f"went dark: {reason}")
 
-    async def _ask_lost(self) -> bool:
-        """Ask switches that failed whether they are there again; whether one is."""
+    async def _fault_of(self, name: str, circuits: Collection[Circuit]) -> str:
+        """Return why a switch does not carry these circuits, as far as it knows, or ""."""
+        try:
+            async with asyncio.timeout(READ_NS / NS_PER_S):
+                there = await self.session.bench.switches[name].read()
+        except TimeoutError:
+            return f"{name}: it does not answer"
+        except DriverError as fault:
+            return f"{name}: {str(fault).removeprefix(f'{name}: ')}"
+        lacking = len({*circuits} - there.circuits)
+        return f"{name}: {lacking} circuits that were made are gone from its map" * bool(lacking)
+
+    async def ask(self) -> bool:
+        """Ask switches and ToRs that failed, when it is time; whether one is there again."""
+        await self.clock.sleep_ns(GUARD_NS)
         found = False
-        for name, since_ns in list(self._lost_ns.items()):
-            if self.clock.now_ns() - since_ns < AGAIN_NS:
+        for name in self.faults.to_ask(self.clock.now_ns()):
+            is_switch = name in self.session.bench.switches
+            if await (self._fault_of(name, ()) if is_switch else self._refuses(name)):
+                self.faults.failed(name, self.clock.now_ns())
                 continue
-            self._lost_ns[name] = self.clock.now_ns()
-            try:
-                await self.session.bench.switches[name].read()
-            except DriverError:
-                continue
-            del self._lost_ns[name], self.broken[name]
-            self._tell("fabric_part", part_row(name, "back", "it answers again"))
+            self.faults.back(name)
+            self._tell("fabric_part", part_row(name, "back", "it does as it is told again"))
             found = True
         return found
+
+    async def _refuses(self, tor: str) -> bool:
+        """Steer a ToR to what is lit, as all others are; whether it refuses again."""
+        async with self.changing:
+            routes = self.topology.routes(self.session.lit)[tor]
+            try:
+                await self.session.bench.steer({tor: routes})
+            except SteeringFailed:
+                return True
+        return False
 
     # -- what is told ---------------------------------------------------------------------------
 
     def _lose(self, part: str, reason: str) -> None:
         """Plan with this no more."""
-        if part not in self.broken:
-            self.broken[part] = reason
+        if part not in self.faults.broken:
+            self.faults.broken[part] = reason
             self._tell("fabric_part", part_row(part, "broken", reason))
 
-    def _unsteer(self, failures: Mapping[str, str]) -> None:
-        """Leave ToRs that do not steer as they are."""
-        for tor, reason in failures.items():
-            if tor not in self.unsteered:
-                self.unsteered[tor] = reason
-                self._tell("fabric_part", part_row(tor, "unsteered", reason))
+    def _lose_switch(self, name: str, reason: str) -> None:
+        """Plan with a switch no more, until it answers."""
+        self._lose(name, reason)
+        self.faults.failed(name, self.clock.now_ns())
+
+    def _unsteer(self, failures: Mapping[str, str], lit: Links) -> None:
+        """Leave ToRs that do not steer as they are: over what is `lit`."""
+        for tor in self.faults.unsteer(failures, lit, self.clock.now_ns()):
+            self._tell("fabric_part", part_row(tor, "unsteered", failures[tor]))
 
     def _tell(self, stream: str, row: Mapping[str, object]) -> None:
         whose = {"step": self.number, "policy": str(self.arm)}

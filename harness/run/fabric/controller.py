@@ -9,16 +9,19 @@ replaces one that has not begun, and one whose window is over is dropped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.fabric.circuits import DARK, Plan
+from harness.fabric.blame import parts_of
+from harness.fabric.circuits import Plan
 from harness.fabric.course import Course, Segment, course
-from harness.fabric.decision import Decision, Links, Settings, decide, still_pays
+from harness.fabric.decision import Decision, Settings, decide, still_pays
 from harness.fabric.demand import Comm, Demand, total
 from harness.fabric.planner import plan_demand
+from harness.fabric.refusals import sound
 from harness.fabric.windows import Window
 from harness.model.fabric_rules import CIRCUITS, Arm
 from harness.run.fabric.ahead import Ahead
@@ -28,12 +31,13 @@ from harness.run.fabric.told import decision_row, traffic_row
 from harness.run.fabric.traffic import Meter, Part
 from harness.run.hearing import beacons_off, beacons_on
 from harness.run.session import Session
-from harness.tasks import to_the_end
+from harness.tasks import to_the_end, together
 
 STEPS_AHEAD = 4
 """Over which a change that leads to and fro is weighed."""
 BEACONS_NS = 5 * NS_PER_MS
 """Between two beacons on an uplink: how late a far end may be seen. They cost the nodes' cores."""
+NOWHERE = Course((), 0.0, 0.0, 0.0)
 
 
 @dataclass
@@ -53,7 +57,8 @@ class Controller:
         self.meter = Meter(self.session)
         self._ahead: Ahead | None = None
         self._decided: tuple[Demand, Decision] | None = None
-        self._static: Plan | None = None
+        self._changing = self._unweighed = self._tended = False
+        self._static: tuple[object, Plan] | None = None
         self._wake, self._idle = asyncio.Event(), asyncio.Event()
         self._idle.set()
         self._ended: tuple[str, int] | None = None
@@ -73,8 +78,11 @@ class Controller:
         try:
             yield controller
         finally:
-            await to_the_end(controller._take_down())
-            await beacons_off(session, watch)
+            controller._ahead = controller._decided = None
+            try:
+                await to_the_end(controller.circuits.take_down())
+            finally:
+                await beacons_off(session, watch)
 
     @property
     def follows(self) -> bool:
@@ -88,17 +96,22 @@ class Controller:
         parts = tuple(self.history.corrected(part) for part in parts if part.comms)
         if not self.follows or not parts:
             return
-        due_ns, (kind, comms) = None, parts[0]
+        due_ns, first = None, parts[0]
         if self._ended is not None:
             ended, at_ns = self._ended
-            window = self.history.window(ended, kind)
-            due_ns = at_ns + round(window.ns) if window.seen else None
-            first = comms[0]._replace(gap_ns=window.ns)
-            parts = (Part(kind, (first, *comms[1:])), *parts[1:])
-        self._ahead = Ahead(
-            parts, self._course([c for part in parts for c in part.comms]), 0, due_ns
-        )
-        self._decide()
+            window = self.history.window(ended, first.kind)
+            if window.seen:
+                due_ns = at_ns + round(window.ns + first.comms[0].gap_ns)
+        later = (self._after(before.kind, part) for before, part in pairwise(parts))
+        self._ahead = Ahead((first, *later), NOWHERE, 0, due_ns)
+        self._again()
+
+    def _after(self, before: str, part: Part) -> Part:
+        """Return a part whose first gap holds also the window before it."""
+        first, *others = part.comms
+        window = self.history.window(before, part.kind, part.window_ns)
+        first = first._replace(gap_ns=first.gap_ns + window.ns)
+        return part._replace(comms=(first, *others))
 
     def reached(self, kind: str, number: int = 0) -> None:
         """All that was announced before this communication of this kind has ended."""
@@ -108,7 +121,7 @@ class Controller:
             return
         due_ns = self.clock.now_ns() + round(ahead.comms[at].gap_ns)
         was, self._ahead = ahead.segment, ahead._replace(at=at, due_ns=due_ns)
-        if self._ahead.segment != was:
+        if self._ahead.segment != was or self._decided is not None:
             self._decide()
 
     @asynccontextmanager
@@ -121,7 +134,8 @@ class Controller:
             self.history.waited(ended, part.kind, begin_ns - at_ns)
             self._ended = None
         if self._ahead is not None and self._ahead.kind == part.kind:
-            self._ahead = self._ahead._replace(due_ns=begin_ns)
+            gap_ns = round(part.comms[0].gap_ns) if part.comms else 0
+            self._ahead = self._ahead._replace(due_ns=begin_ns + gap_ns)
         yield
         end_ns = self.clock.now_ns()
         self._ended = (part.kind, end_ns)
@@ -137,7 +151,12 @@ class Controller:
         self._record("fabric_traffic", row)
 
     async def settled(self, limit_ns: int) -> bool:
-        """Wait until no change is decided or under way; whether that came about in time."""
+        """Wait until no change is decided or under way; whether that came about in time.
+
+        Before `tend` runs, nobody carries anything out.
+        """
+        if not self._tended:
+            return True
         try:
             async with asyncio.timeout(limit_ns / NS_PER_S):
                 await self._idle.wait()
@@ -147,42 +166,61 @@ class Controller:
 
     # -- what it decides ------------------------------------------------------------------------
 
-    def _course(self, comms: Sequence[Comm]) -> Course:
-        """Set the course of a step; in the arm ``static`` one plan carries all steps."""
+    def _course(self, ahead: Ahead) -> Course:
+        """Set the course from here on; in the arm ``static`` one plan carries all of all steps."""
         if self.arm.fabric == "static":
-            plan = self._static or self._plan(total(self.topology, _whole(comms), "step"))
-            self._static = plan
-            return Course((Segment(0, plan),), 0.0, 0.0, 0.0)
-        return course(
+            return replace(NOWHERE, segments=(Segment(ahead.at, self._static_plan(ahead)),))
+        found = course(
             self.topology,
             self.session.lit,
-            comms,
+            ahead.left(self.clock.now_ns()),
             lambda demand, _: self._plan(demand),
             settings=self._settings(),
-            broken=self.circuits.broken,
+            broken=self.circuits.faults.broken,
             steps=STEPS_AHEAD,
         )
+        segments = tuple(Segment(ahead.at + first, plan) for first, plan in found.segments)
+        return replace(found, segments=segments)
+
+    def _static_plan(self, ahead: Ahead) -> Plan:
+        """Return the scenario's shape, or one plan for a step: anew only where something broke."""
+        faults, shape = self.circuits.faults, self.session.scenario.fabric.static
+        key = faults.names, tuple(part.kind for part in ahead.parts)
+        if self._static is None or self._static[0] != key:
+            if shape:
+                links = sound(self.topology, self.session.plans[shape].links, faults.broken)
+                plan = Plan(links, self.session.plans[shape].unserved)
+            else:
+                plan = self._plan(total(self.topology, _whole(ahead.comms), "step"))
+            self._static = key, plan
+        return self._static[1]
 
     def _plan(self, demand: Demand) -> Plan:
         """Plan without what is broken; over a ToR that cannot be steered all stays as it is."""
-        lit, stiff = self.session.lit, self.circuits.unsteered.keys()
-        uplinks = (str(up) for up in self.topology.uplinks if up.tor in stiff)
-        broken = frozenset({*self.circuits.broken, *uplinks})
-        sent_bytes = demand.sent_bytes + self.history.unannounced_bytes
-        plan = plan_demand(self.topology, sent_bytes, lit=lit, broken=broken)
-        return Plan(plan.links | self._held(), plan.unserved)
-
-    def _held(self) -> Links:
-        stiff = self.circuits.unsteered.keys()
-        return frozenset(link for link in self.session.lit if {link.a.tor, link.b.tor} & stiff)
+        held, faults = self.circuits.held, self.circuits.faults
+        stiff = (str(up) for up in self.topology.uplinks if up.tor in faults.unsteered)
+        taken = (str(part) for link in held for part in parts_of(link))
+        plan = plan_demand(
+            self.topology,
+            demand.sent_bytes + self.history.unannounced_bytes,
+            lit=self.session.lit,
+            broken=frozenset({*faults.broken, *stiff, *taken}),
+        )
+        return Plan(plan.links | held, plan.unserved)
 
     def _settings(self) -> Settings:
         return Settings.of(self.session.scenario.fabric, self.circuits.steer_ns)
 
     def _decide(self) -> None:
-        """Weigh what the course says for now, and have it carried out if anything is to be done."""
+        """Weigh what the course says for now, and have it carried out if anything is to be done.
+
+        While circuits change nobody knows what will be lit: it is weighed right after.
+        """
         ahead = self._ahead
         if ahead is None:
+            return
+        if self._changing:
+            self._unweighed = True
             return
         begin_ns = self.clock.now_ns()
         demand = total(self.topology, _whole(ahead.rest), ahead.kind)
@@ -205,14 +243,15 @@ class Controller:
             None if due_ns is None else Window(max(0.0, due_ns - now_ns)),
             settings=self._settings(),
             since_change_ns=None if changed_ns is None else now_ns - changed_ns,
-            broken=self.circuits.broken,
-            busy=self._held(),
+            broken=self.circuits.faults.broken,
+            busy=self.circuits.held,
         )
 
     # -- what it does ---------------------------------------------------------------------------
 
     async def tend(self) -> None:
         """Carry decisions out, one at a time, as long as the arm lasts."""
+        self._tended = self.follows
         while self.follows:
             await self._wake.wait()
             self._wake.clear()
@@ -222,39 +261,35 @@ class Controller:
             self._idle.set()
 
     async def guard(self) -> None:
-        """Watch the circuits; plan again when one went dark, or a switch is back."""
-        while self.follows:
-            if await self.circuits.guard():
+        """Watch the circuits; plan again when one went dark, or a switch or a ToR is back."""
+        if self.follows:
+            await together(map(self._watch, (self.circuits.guard, self.circuits.ask)))
+
+    async def _watch(self, look: Callable[[], Awaitable[bool]]) -> None:
+        while True:
+            if await look():
                 self._again()
 
     async def _commit(self, demand: Demand, decided: Decision) -> None:
-        """Make a change, if it still pays; plan again if that showed something to be broken."""
+        """Make a change, if it still pays; weigh again what that showed, or was told meanwhile."""
         due_ns = self._ahead.due_ns if self._ahead else None
         if due_ns is not None:
             decided = still_pays(decided, due_ns - self.clock.now_ns())
             if decided.action == "dropped":
                 return self._tell(demand, decided, 0)
-        broken = len(self.circuits.broken) + len(self.circuits.unsteered)
+        faults = self.circuits.faults.names
+        self._changing, self._unweighed = True, False
         await to_the_end(self.circuits.change(demand.name, decided.plan))
-        if len(self.circuits.broken) + len(self.circuits.unsteered) != broken:
+        self._changing = False
+        if self._unweighed or self.circuits.faults.names != faults:
             self._again()
         return None
 
     def _again(self) -> None:
         """Set the course anew for what is left of the step, with what of the fabric is left."""
-        ahead, self._static = self._ahead, None
-        if ahead is None:
-            return
-        set_anew = self._course(ahead.comms[ahead.at :])
-        segments = tuple(Segment(ahead.at + first, plan) for first, plan in set_anew.segments)
-        self._ahead = ahead._replace(course=replace(set_anew, segments=segments))
-        self._decide()
-
-    async def _take_down(self) -> None:
-        """Send all traffic the electrical path, and let the circuits go dark."""
-        self._ahead = self._decided = None
-        if self.session.lit:
-            await self.circuits.change("end", DARK)
+        if self._ahead is not None:
+            self._ahead = self._ahead._replace(course=self._course(self._ahead))
+            self._decide()
 
     def _tell(self, demand: Demand, decided: Decision, took_ns: int) -> None:
         row = decision_row(demand.name, demand.total_bytes, decided, took_ns / NS_PER_MS)

@@ -36,9 +36,9 @@ class History:
         """Learn how long nobody sent between two kinds of traffic."""
         self.windows = self.windows.observed((before, after), window_ns)
 
-    def window(self, before: str, after: str) -> Window:
+    def window(self, before: str, after: str, announced_ns: float = 0.0) -> Window:
         """Return the window that is expected between two kinds of traffic."""
-        return self.windows.expected((before, after))
+        return self.windows.expected((before, after), announced_ns)
 
     def crossed(self, announced: Demand, measured: Crossed) -> None:
         """Learn what crossed while what was announced was under way."""
@@ -59,7 +59,7 @@ class History:
         ratio = self._ratio.get(part.kind)
         if ratio is None:
             return part
-        return Part(part.kind, tuple(_scaled(comm, ratio) for comm in part.comms))
+        return part._replace(comms=tuple(_scaled(comm, ratio) for comm in part.comms))
 
 
 def _scaled(comm: Comm, ratio: Floats) -> Comm:

@@ -37,4 +37,4 @@ def sync_part(
 ) -> Part:
     """Return how weights of this size get to the engines, each edge carrying all of them."""
     moves = [(node, to, size_bytes) for node, to in edges]
-    return Part(SYNC, (Comm(SYNC, "dp", of_moves(topology, moves, SYNC), window_ns),))
+    return Part(SYNC, (Comm(SYNC, "dp", of_moves(topology, moves, SYNC), 0.0),), window_ns)
