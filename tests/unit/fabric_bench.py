@@ -30,10 +30,13 @@ def bench(
     names = [f"t{i}" for i in range(tors)] if isinstance(tors, int) else list(tors)
     half = len(names)
     return Topology(
-        tors={name: TorPlace(name, "", "", "", "", steered=True) for name in names},
+        tors={
+            name: TorPlace(name, f"198.19.{i}.0/24", "", "", "", steered=True)
+            for i, name in enumerate(names)
+        },
         nodes={
-            f"{tor}.{k}": NodePlace(f"{tor}.{k}", tor, "", "eth0", "")
-            for tor in names
+            f"{tor}.{k}": NodePlace(f"{tor}.{k}", tor, "", "eth0", f"198.19.{i}.{10 + k}")
+            for i, tor in enumerate(names)
             for k in range(nodes)
         },
         uplinks=tuple(
