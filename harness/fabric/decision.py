@@ -303,7 +303,8 @@ class _Case:
         """Return that nothing is lit and nothing can be."""
         edges = dict.fromkeys(edge for plan in fit for edge in plan.unserved)
         names = ", ".join(f"{a}-{b}" for a, b in edges)
-        why = why or f"no plane serves {names or 'this traffic'}"
+        none = "no circuits are planned for this traffic"
+        why = why or (f"no plane serves {names}" if names else none)
         return self._said(
             "electrical", fit[0] if fit else DARK, self.numbers(self.works), f"electrical: {why}"
         )
