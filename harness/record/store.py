@@ -3,6 +3,7 @@
     runs/20261129-183504-123-7f3a/
         journal.jsonl   the truth            run.json    derived from it
         scenario.toml   bench.toml           copies of what was asked, and of what it ran on
+        fabric.svg      circuits by phase, where they followed the work
         snapshots/      logs/  transcripts/  what undoes the run; what agents and devices said
 
 The id sorts by time (UTC, to the millisecond) and ends in four random digits. Finished runs are

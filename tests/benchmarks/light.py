@@ -144,7 +144,8 @@ def _steady_state(topology: Topology, network: Network) -> dict[str, object]:
         prefixes = [f"198.19.{100 + i}.0/24" for i in range(4)]
         via = topology.uplinks[-1].address
         to_and_fro = [
-            frozenset(Route.one(prefix, via, device) for prefix in prefixes) for device in ("u1", "u2")
+            frozenset(Route.one(prefix, via, device) for prefix in prefixes)
+            for device in ("u1", "u2")
         ]
         figures["steer_4_routes_us"] = _timed_us(lambda i: tors["tor0"].apply(to_and_fro[i % 2]))
         for name, wanted in routes.items():
