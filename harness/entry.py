@@ -22,7 +22,7 @@ import msgspec
 from drivers.errors import DeviceFault, Misuse
 from harness import memory
 from harness.bench.base import Bench as RunningBench
-from harness.bench.credentials import credentials_of
+from harness.bench.credentials import passwords
 from harness.bench.emulated import join_killed, means_of, open_emulated, release
 from harness.bench.emulated import notes as emulated_notes
 from harness.bench.live import open_live
@@ -149,11 +149,7 @@ def _recorded(
     clock = RealClock()
     open_bench = _opener(asked, clock)
     _refuse_unrestored(runs_dir, asked.bench)
-    secrets = [
-        password
-        for name, switch in asked.bench.switches.items()
-        if asked.bench.world == "live" and (password := credentials_of(name, switch).password)
-    ]
+    secrets = passwords(asked.bench) if asked.bench.world == "live" else []
     folder = store.create(
         runs_dir, clock, unpredictable(), scenario=asked.scenario_path, bench=asked.bench_path
     )
@@ -319,15 +315,16 @@ def _waiting(asked: Asked, max_wait_s: float) -> Asked:
 
 
 def _refuse_unrestored(runs_dir: Path, bench: Bench) -> None:
-    """Refuse a switch that a dead run has changed and nobody has put back."""
+    """Refuse a switch or a ToR that a dead run has changed and nobody has put back."""
     if bench.world != "live":
         return
-    urls = {switch.url: name for name, switch in bench.switches.items()}
+    urls = {tor.url: name for name, tor in bench.tors.items()}
+    urls |= {switch.url: name for name, switch in bench.switches.items()}
     for folder in store.unfinished(runs_dir):
         if store.is_held(folder):
             continue
-        for snapshot in custody.read_all(folder.snapshots).values():
-            if not snapshot.restored and snapshot.spec.url in urls:
+        for snapshot in custody.pending(folder.snapshots).values():
+            if snapshot.spec.url in urls:
                 raise InfrastructureError(
                     f"{urls[snapshot.spec.url]}: run {folder.id} was killed and left it changed;"
                     f" put it back first: harness recover {folder.id}"
@@ -363,7 +360,7 @@ def versions() -> dict[str, str]:
 
 
 def recover(run: str, runs_dir: Path) -> dict[str, str]:
-    """Put the switches of a killed run back; return how each was left, by name.
+    """Put the switches and ToRs of a killed run back; return how each was left, by name.
 
     An emulated bench that the run left standing is taken down afterwards; where it is gone (the
     next emulated run cleans it away), so are its units, and nothing is left to restore. Raises

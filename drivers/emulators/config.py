@@ -1,6 +1,6 @@
-"""What an emulated switch is told at its start, and what it says when it is ready.
+"""What an emulated switch or ToR is told at its start, and what it says when it is ready.
 
-One process per switch: ``python -m drivers.emulators CONFIG.json`` prints one line of JSON
+One process per device: ``python -m drivers.emulators CONFIG.json`` prints one line of JSON
 (`Ready`) on standard output when every face answers, and then serves until SIGTERM. It starts its
 own session, so a coordinator's death does not take it along: like hardware, it keeps its map.
 """
@@ -118,6 +118,40 @@ class EmulatedSwitch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The map it boots with."""
     only_is_hitless: bool = False
     """Whether SCPI `CONN:ONLY` leaves unchanged circuits lit; the usual unit drops all first."""
+
+
+class TorFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is broken about a ToR from the start. Applies are counted over all sessions."""
+
+    deny_devices: tuple[str, ...] = ()
+    """A route through these is refused in the kernel's words, and what comes after it not run."""
+    answer_ms: float = 0.0
+    """Every answer comes so much later."""
+    lose_reply: int = 0
+    """Obey the n-th apply, never answer it; 0 never."""
+    cut_apply: int = 0
+    """Close the connection half-way through the n-th apply; 0 never."""
+    die_on_apply: int = 0
+    """Exit at once (SIGKILL) half-way through the n-th apply; 0 never."""
+
+
+class EmulatedTor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One ToR: who may log in, and the namespace that it steers ("": where it was started).
+
+    `port` 0 picks a free one. `password_file` (mode 0600) or `authorized_keys`, or both, let `user`
+    in; `host_key_file` is made when absent. `frr` is the pathspace of an FRR (``vtysh -N``).
+    """
+
+    name: str
+    netns: str = ""
+    host: str = "127.0.0.1"
+    port: int = 0
+    user: str = "admin"
+    password_file: str | None = None
+    authorized_keys: str | None = None
+    host_key_file: str | None = None
+    frr: str = ""
+    faults: TorFaults = TorFaults()
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):

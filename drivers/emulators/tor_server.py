@@ -23,7 +23,7 @@ from pathlib import Path
 import asyncssh
 import msgspec
 
-from drivers.emulators.config import Ready
+from drivers.emulators.config import EmulatedTor, Ready
 from drivers.emulators.servers.keyfiles import host_key, read_secret
 from drivers.errors import Misuse
 
@@ -34,40 +34,6 @@ CHANGES = ("add", "replace", "del")
 _SHOW = ["route", "show", "table", "main", "proto"]
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/@-]+")
 _NOT_ROOT = "RTNETLINK answers: Operation not permitted\n"
-
-
-class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is broken from the start, for tests. Applies are counted over all sessions."""
-
-    deny_devices: tuple[str, ...] = ()
-    """A route through these is refused in the kernel's words, and what comes after it not run."""
-    answer_ms: float = 0.0
-    """Every answer comes so much later."""
-    lose_reply: int = 0
-    """Obey the n-th apply, never answer it; 0 never."""
-    cut_apply: int = 0
-    """Close the connection half-way through the n-th apply; 0 never."""
-    die_on_apply: int = 0
-    """Exit at once (SIGKILL) half-way through the n-th apply; 0 never."""
-
-
-class EmulatedTor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One ToR: who may log in, and the namespace that it steers ("": where it was started).
-
-    `port` 0 picks a free one. `password_file` (mode 0600) or `authorized_keys`, or both, let `user`
-    in; `host_key_file` is made when absent. `frr` is the pathspace of an FRR (``vtysh -N``).
-    """
-
-    name: str
-    netns: str = ""
-    host: str = "127.0.0.1"
-    port: int = 0
-    user: str = "admin"
-    password_file: str | None = None
-    authorized_keys: str | None = None
-    host_key_file: str | None = None
-    frr: str = ""
-    faults: Faults = Faults()
 
 
 class TorShell:

@@ -15,7 +15,7 @@ from drivers.errors import NoLight
 from drivers.tor.base import Route
 from harness.clock import Clock
 from harness.fabric.topology import Topology
-from harness.model.bench import Switch
+from harness.model.bench import Switch, Tor
 from harness.wire.messages import Hello, Message, Note
 from harness.wire.timesync import ClockFit
 
@@ -69,6 +69,18 @@ class SwitchHandle(Protocol):
         """Apply as `apply` does, then wait for the light of what was made."""
 
 
+class TorHandle(Protocol):
+    """One ToR that is steered."""
+
+    @property
+    def spec(self) -> Tor:
+        """As in the bench file, with the URL and known_hosts that are really used."""
+
+    @property
+    def limit_s(self) -> float:
+        """How long one change of its routes may take."""
+
+
 class Bench(Protocol):
     """A running bench, entered with ``async with``; leaving it stops all that it started."""
 
@@ -83,6 +95,10 @@ class Bench(Protocol):
     @property
     def switches(self) -> Mapping[str, SwitchHandle]:
         """Open switches."""
+
+    @property
+    def tors(self) -> Mapping[str, TorHandle]:
+        """Open ToRs: those that are steered."""
 
     @property
     def hellos(self) -> Mapping[str, Hello]:

@@ -15,27 +15,29 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+from drivers.catalog import NETNS
 from drivers.emulators import config
 from drivers.emulators.light.abilities import probe
 from drivers.netlink import namespace_path
-from drivers.tor.base import Tor
-from drivers.tor.netlink import NetlinkTor
 from drivers.userns import outer_uid
 from harness.bench import leftovers, namespaces
 from harness.bench.breaking import unit_file, unit_process
 from harness.bench.children import Children, agent_argv
+from harness.bench.credentials import secret_variables
 from harness.bench.electrical import ElectricalPath
 from harness.bench.running import Places, RunningBench, join
 from harness.clock import Clock
 from harness.errors import InfrastructureError
 from harness.fabric.topology import Topology
-from harness.model.bench import Bench, Links, Switch
+from harness.model.bench import Bench, Links, Switch, Tor
 from harness.wire import keys
+
+Emulated = TypeVar("Emulated", Switch, Tor)
 
 LOOPBACK = "127.0.0.1"
 PASSWORD_FILE = "unit.password"  # noqa: S105 - the name of a file
@@ -70,19 +72,28 @@ async def open_emulated(
             topology = _on_loopback(topology)
         leftovers.keep_for(record, places.run)
         folder = leftovers.private_folder(record)
-        children = Children(places.logs, record, _secret_names(bench))
+        children = Children(places.logs, record, secret_variables(bench))
         stack.callback(children.end)
-        specs = await _start_units(bench, network, folder, children)
-        tors = _open_tors(topology, network)
-        for tor in tors.values():
-            stack.callback(tor.close)
+        _write_password(folder)
+        steered = _start_tors(bench, topology, network, folder, children)
+        _start_units(bench, network, folder, children)
+        switches = {
+            name: await _answering(unit_process(name), switch, folder, children)
+            for name, switch in bench.switches.items()
+        }
+        tors = {
+            name: await _answering(_tor_process(name), tor, folder, children)
+            if tor.driver == "linux-ssh"
+            else tor
+            for name, tor in steered.items()
+        }
         agents = (*topology.nodes, *(topology.tors if network else ()))
         keys.make_folder(folder, agents)
         joined = join(
             bench,
             topology,
             places,
-            specs=specs,
+            switches=switches,
             tors=tors,
             agents=agents,
             keys_folder=folder,
@@ -138,11 +149,6 @@ def _on_loopback(topology: Topology) -> Topology:
         },
         tors={name: replace(place, steered=False) for name, place in topology.tors.items()},
     )
-
-
-def _secret_names(bench: Bench) -> tuple[str, ...]:
-    """Environment variables that no child needs to see."""
-    return tuple(switch.password_env for switch in bench.switches.values() if switch.password_env)
 
 
 def join_killed(run_folder: Path) -> bool:
@@ -201,16 +207,20 @@ def notes(bench: Bench, means: Means) -> tuple[str, ...]:
     return (told,)
 
 
-# -- units -------------------------------------------------------------------------------
+# -- units and ToRs ----------------------------------------------------------------------
 
 
-async def _start_units(
-    bench: Bench, network: namespaces.Network | None, folder: Path, children: Children
-) -> dict[str, Switch]:
-    """Start every emulated unit; return the specs by which drivers reach them."""
+def _write_password(folder: Path) -> None:
+    """Make the password by which drivers log in to what is emulated."""
     password_file = folder / PASSWORD_FILE
     password_file.touch(mode=0o600)
     password_file.write_text(secrets.token_urlsafe(18))
+
+
+def _start_units(
+    bench: Bench, network: namespaces.Network | None, folder: Path, children: Children
+) -> None:
+    """Start every emulated unit."""
     for name, switch in bench.switches.items():
         light = network.lights[name] if network else config.Light()
         unit = unit_of(name, switch, bench.links, folder, light)
@@ -219,20 +229,62 @@ async def _start_units(
         argv = [sys.executable, "-m", "drivers.emulators", str(path)]
         # A pipe for its first line only: like hardware, the unit outlives whoever talks to it.
         children.start(unit_process(name), argv, follow=True)
-    specs = {}
-    for name, switch in bench.switches.items():
-        line = await children.first_line(unit_process(name))
-        ready = msgspec.json.decode(line, type=config.Ready)
-        known_hosts = folder / f"{name}.known_hosts"
-        known_hosts.write_text(ready.host_keys[0] + "\n")
-        specs[name] = msgspec.structs.replace(
-            switch,
-            url=ready.urls[0],
-            known_hosts=str(known_hosts),
-            password_env="",
-            password_file=str(password_file) if ready.host_keys[0] else "",
-        )
-    return specs
+
+
+def _start_tors(
+    bench: Bench,
+    topology: Topology,
+    network: namespaces.Network | None,
+    folder: Path,
+    children: Children,
+) -> dict[str, Tor]:
+    """Start the SSH servers of ToRs that have one; return all that are steered, where they are."""
+    if network is None:
+        return {}
+    steered = {
+        name: msgspec.structs.replace(bench.tors[name], url=f"{NETNS}{network.netns[name]}")
+        for name, place in topology.tors.items()
+        if place.steered
+    }
+    for name, tor in steered.items():
+        if tor.driver == "linux-ssh":
+            path = folder / f"{name}.tor.json"
+            path.write_bytes(msgspec.json.encode(_server_of(name, tor, network, folder)))
+            argv = [sys.executable, "-m", "drivers.emulators.tor_server", str(path)]
+            children.start(_tor_process(name), argv, follow=True)
+    return steered
+
+
+def _server_of(
+    name: str, tor: Tor, network: namespaces.Network, folder: Path
+) -> config.EmulatedTor:
+    """Return what the SSH server of a bench file's ToR is told at its start."""
+    return config.EmulatedTor(
+        name=name,
+        netns=network.netns[name],
+        user=USER,
+        password_file=str(folder / PASSWORD_FILE),
+        faults=config.TorFaults(**msgspec.structs.asdict(tor.emulate)),
+    )
+
+
+def _tor_process(tor: str) -> str:
+    return f"tor-{tor}"
+
+
+async def _answering(process: str, spec: Emulated, folder: Path, children: Children) -> Emulated:
+    """Wait until an emulated device answers; return the spec by which drivers reach it."""
+    ready = msgspec.json.decode(await children.first_line(process), type=config.Ready)
+    known_hosts = folder / f"{process}.known_hosts"
+    known_hosts.write_text(ready.host_keys[0] + "\n")
+    return msgspec.structs.replace(
+        spec,
+        url=ready.urls[0],
+        known_hosts=str(known_hosts),
+        key_file="",
+        password_env="",
+        password_file=str(folder / PASSWORD_FILE) if ready.host_keys[0] else "",
+    )
 
 
 def unit_of(
@@ -283,7 +335,7 @@ def unit_of(
     )
 
 
-# -- agents and ToRs ---------------------------------------------------------------------
+# -- agents ------------------------------------------------------------------------------
 
 
 def _start_agents(
@@ -298,13 +350,3 @@ def _start_agents(
         if network is not None:
             argv = ["nsenter", f"--net={namespace_path(network.netns[name])}", "--", *argv]
         children.start(f"agent-{name}", argv)
-
-
-def _open_tors(topology: Topology, network: namespaces.Network | None) -> dict[str, Tor]:
-    if network is None:
-        return {}
-    return {
-        name: NetlinkTor(name, network.netns[name])
-        for name, place in topology.tors.items()
-        if place.steered
-    }

@@ -1,8 +1,9 @@
-"""Leases on switches: two controllers on one machine never hold the same port of a unit at once.
+"""Leases on devices: two controllers on one machine never hold the same port of a switch at once.
 
 A lease is a file that its process keeps locked, so it ends with the process however that ends. It
-covers ports, not the whole unit: who shares a switch has ports of his own. Other machines are not
-seen; a unit whose line takes one session only refuses them itself.
+covers ports, not the whole unit: who shares a switch has ports of his own. A ToR is leased whole:
+whoever steers it takes away the routes of others that do. Other machines are not seen; a unit whose
+line takes one session only refuses them itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import IO
 import msgspec
 
 from harness.errors import InfrastructureError
-from harness.model.bench import Switch
+from harness.model.bench import Switch, Tor
 from harness.model.ports import format_ports, parse_ports
 
 FOLDERS = (Path("/run/lock"), Path(tempfile.gettempdir()))
@@ -31,7 +32,7 @@ _count = count()
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """Who holds which ports of a unit."""
+    """Who holds which ports of a unit; "" is all of it."""
 
     url: str
     ports: str
@@ -40,21 +41,23 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def held(switches: Mapping[str, Switch], holder: str, folder: Path | None = None) -> Iterator[None]:
-    """Hold our ports of these switches while the body runs; `holder` is what others are told.
+def held(
+    devices: Mapping[str, Switch | Tor], holder: str, folder: Path | None = None
+) -> Iterator[None]:
+    """Hold our ports of switches, and ToRs, while the body runs; `holder` is what others are told.
 
     Raises `InfrastructureError` where another process on this machine holds one of them.
     """
     folder = folder or next(path for path in FOLDERS if os.access(path, os.W_OK))
     with ExitStack() as stack:
-        for name, switch in switches.items():
-            lease = Lease(switch.url, switch.ports, holder, os.getpid())
-            path = folder / f"harness-{_key(switch.url)}-{os.getpid()}.{next(_count)}.lease"
-            with _one_at_a_time(folder / f"harness-{_key(switch.url)}.lock"):
+        for name, device in devices.items():
+            ports = device.ports if isinstance(device, Switch) else ""
+            lease = Lease(device.url, ports, holder, os.getpid())
+            path = folder / f"harness-{_key(device.url)}-{os.getpid()}.{next(_count)}.lease"
+            with _one_at_a_time(folder / f"harness-{_key(device.url)}.lock"):
                 if other := _overlapping(lease, folder):
-                    shared = parse_ports(other.ports) & parse_ports(lease.ports)
                     raise InfrastructureError(
-                        f"{name}: ports {format_ports(shared)} are held by {other.holder} (pid "
+                        f"{name}: {_shared(other, lease)} held by {other.holder} (pid "
                         f"{other.pid}); wait until it has ended, or stop it"
                     )
                 kept = stack.enter_context(path.open("a+b"))
@@ -66,6 +69,14 @@ def held(switches: Mapping[str, Switch], holder: str, folder: Path | None = None
 
 def _key(url: str) -> str:
     return hashlib.sha256(url.partition("?")[0].encode()).hexdigest()[:16]
+
+
+def _shared(a: Lease, b: Lease) -> str:
+    """Say what both leases cover, as the subject of a sentence; "" where they share nothing."""
+    if not (a.ports and b.ports):
+        return "it is"
+    ports = parse_ports(a.ports) & parse_ports(b.ports)
+    return f"ports {format_ports(ports)} are" if ports else ""
 
 
 def _write(file: IO[bytes], lease: Lease) -> None:
@@ -83,7 +94,7 @@ def _overlapping(wanted: Lease, folder: Path) -> Lease | None:
                     path.unlink(missing_ok=True)
                 continue
             found = msgspec.json.decode(file.read(), type=Lease)
-            if found.pid != wanted.pid and parse_ports(found.ports) & parse_ports(wanted.ports):
+            if found.pid != wanted.pid and _shared(found, wanted):
                 return found
     return None
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from harness.bench.children import Children, agent_argv
+from harness.bench.credentials import secret_variables
 from harness.bench.leases import held
 from harness.bench.running import Places, RunningBench, join
 from harness.clock import Clock
@@ -38,15 +39,15 @@ async def open_live(
     keys_folder: Path | None,
     tell: Callable[[str], None],
 ) -> AsyncIterator[RunningBench]:
-    """Listen, wait for every node's agent, open every switch; close all of it on every way out.
+    """Listen, wait for every node's agent, open every switch and ToR; close all on every way out.
 
     Without `keys_folder`, agents that are started here get keys that end with the run.
     """
-    names = [switch.password_env for switch in bench.switches.values() if switch.password_env]
-    children = Children(places.logs, None, names)
+    children = Children(places.logs, None, secret_variables(bench))
 
     async with AsyncExitStack() as stack:
-        stack.enter_context(held(bench.switches, f"run {places.run.name}"))
+        steered = {name: tor for name, tor in bench.tors.items() if topology.tors[name].steered}
+        stack.enter_context(held({**bench.switches, **steered}, f"run {places.run.name}"))
         folder = keys_folder or Path(stack.enter_context(TemporaryDirectory(prefix="harness-")))
         if keys_folder is None:
             keys.make_folder(folder, tuple(topology.nodes))
@@ -55,8 +56,8 @@ async def open_live(
             bench,
             topology,
             places,
-            specs=bench.switches,
-            tors={},
+            switches=bench.switches,
+            tors=steered,
             agents=tuple(topology.nodes),
             keys_folder=folder,
             bind=bench.listen or ANY_PORT,

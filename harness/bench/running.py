@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from drivers.errors import DriverError
-from drivers.tor.base import Route, Tor
+from drivers.tor.base import Route
 from harness.bench.children import Children
 from harness.bench.switches import ThreadedSwitch
+from harness.bench.tors import SteerableTor, steer
 from harness.clock import NS_PER_S, Clock
-from harness.errors import HarnessError, InfrastructureError, SteeringFailed, UsageError
+from harness.errors import HarnessError, InfrastructureError, UsageError
 from harness.fabric.topology import Topology
-from harness.model.bench import Bench, Switch
+from harness.model.bench import Bench, Switch, Tor
 from harness.tasks import beside
 from harness.wire import keys
 from harness.wire.link import Link
@@ -44,7 +44,8 @@ class RunningBench:
     link: Link
     hellos: Mapping[str, Hello]
     switches: Mapping[str, ThreadedSwitch]
-    tors: Mapping[str, Tor]
+    tors: Mapping[str, SteerableTor]
+    """Those that are steered."""
     store: str
     electrical_path: ElectricalPath | None = None
     """Where it is ours to change: in an emulated network."""
@@ -69,19 +70,8 @@ class RunningBench:
         return await self.link.notes.get()
 
     async def steer(self, wanted: Mapping[str, frozenset[Route]]) -> None:
-        """Apply the steering routes of each ToR; raises `SteeringFailed` once all were asked.
-
-        In turn and in this thread: over netlink a ToR takes some tens of microseconds, less than
-        handing it to a thread would.
-        """
-        failures = {}
-        for name, routes in wanted.items():
-            try:
-                self.tors[name].apply(routes)
-            except DriverError as fault:
-                failures[name] = str(fault) if name in str(fault) else f"{name}: {fault}"
-        if failures:
-            raise SteeringFailed(failures)
+        """Apply the steering routes of each ToR; raises `SteeringFailed` once all were asked."""
+        await steer(self.tors, wanted)
 
     async def electrical(self, oversubscription: float | None) -> None:
         """Change the rates of the electrical path; see `harness.bench.base`."""
@@ -115,7 +105,7 @@ async def join(
     topology: Topology,
     places: Places,
     *,
-    specs: Mapping[str, Switch],
+    switches: Mapping[str, Switch],
     tors: Mapping[str, Tor],
     agents: Sequence[str],
     keys_folder: Path,
@@ -124,42 +114,30 @@ async def join(
     start_agents: Callable[[Link], None],
     clock: Clock,
 ) -> AsyncIterator[RunningBench]:
-    """Open the switches, listen, have the agents started, and wait for all of them.
+    """Open `switches` and `tors`, listen, have the agents started, and wait for all of them.
 
     Everything is closed again on every way out; `children` belong to the caller. Raises
     `InfrastructureError` for what does not open, `AgentsMissing` for who does not come.
     """
-    async with AsyncExitStack() as stack:
-        switches = {
-            name: ThreadedSwitch(name, spec, topology.ours[name], places.transcript(name))
-            for name, spec in specs.items()
-        }
-        stack.push_async_callback(close_switches, switches)
-        opening = await stack.enter_async_context(beside(open_switches(switches)))
-        link = await stack.enter_async_context(
-            Link(
-                bind=bind,
-                pair=keys.load(keys_folder, keys.COORDINATOR),
-                agents=keys.allow_list(keys_folder, agents),
-                run=places.run.name,
-            )
-        )
-        stack.push_async_callback(link.shutdown, SHUTDOWN_NS)
-        _start_store(children, link.address.rpartition(":")[0])
-        await opening  # before anyone is asked to come: a dead switch is told at once
-        start_agents(link)
-        wait_ns = round(bench.max_wait_s * NS_PER_S)
-        hellos = await _unless_ended(children, link.ready(set(agents), wait_ns))
-        yield RunningBench(
-            world=bench.world,
-            topology=topology,
-            clock=clock,
-            link=link,
-            hellos=hellos,
-            switches=switches,
-            tors=tors,
-            store=await children.first_line("store"),
-        )
+    units = {
+        name: ThreadedSwitch(name, spec, topology.ours[name], places.transcript(name))
+        for name, spec in switches.items()
+    }
+    racks = {name: SteerableTor(name, spec) for name, spec in tors.items()}
+    async with _opening((*units.values(), *racks.values())) as opened:
+        pair = keys.load(keys_folder, keys.COORDINATOR)
+        allowed = keys.allow_list(keys_folder, agents)
+        async with Link(bind=bind, pair=pair, agents=allowed, run=places.run.name) as link:
+            try:
+                _start_store(children, link.address.rpartition(":")[0])
+                await opened  # before anyone is asked to come: a dead switch is told at once
+                start_agents(link)
+                wait_ns = round(bench.max_wait_s * NS_PER_S)
+                hellos = await _unless_ended(children, link.ready(set(agents), wait_ns))
+                store = await children.first_line("store")
+                yield RunningBench(bench.world, topology, clock, link, hellos, units, racks, store)
+            finally:
+                await link.shutdown(SHUTDOWN_NS)
 
 
 def _start_store(children: Children, host: str) -> None:
@@ -174,11 +152,29 @@ async def _unless_ended(children: Children, ready: Coroutine[Any, Any, T]) -> T:
         return await coming if coming.done() else await ended
 
 
-async def open_switches(switches: Mapping[str, ThreadedSwitch]) -> None:
-    """Open all units at once; every failure is shown, not only the first."""
-    results = await asyncio.gather(
-        *(switch.open() for switch in switches.values()), return_exceptions=True
-    )
+class Device(Protocol):
+    """What is opened at a bench's start, and closed at its end."""
+
+    async def open(self) -> None:
+        """Open it; every failure names it."""
+
+    async def close(self) -> None:
+        """Close it; safe where it never was open."""
+
+
+@asynccontextmanager
+async def _opening(devices: Sequence[Device]) -> AsyncIterator[asyncio.Task[None]]:
+    """Open devices beside the body, which awaits that; close them when it is left."""
+    try:
+        async with beside(open_all(devices)) as opened:
+            yield opened
+    finally:
+        await close_all(devices)
+
+
+async def open_all(devices: Iterable[Device]) -> None:
+    """Open all devices at once; every failure is shown, not only the first."""
+    results = await asyncio.gather(*(device.open() for device in devices), return_exceptions=True)
     failures = [result for result in results if isinstance(result, BaseException)]
     if len(failures) == 1:
         raise failures[0]
@@ -189,6 +185,6 @@ async def open_switches(switches: Mapping[str, ThreadedSwitch]) -> None:
         raise InfrastructureError("; ".join(str(failure) for failure in failures))
 
 
-async def close_switches(switches: Mapping[str, ThreadedSwitch]) -> None:
-    """Close all units; a line that cannot be closed is no reason to leave the others open."""
-    await asyncio.gather(*(switch.close() for switch in switches.values()), return_exceptions=True)
+async def close_all(devices: Iterable[Device]) -> None:
+    """Close all devices; a line that cannot be closed is no reason to leave the others open."""
+    await asyncio.gather(*(device.close() for device in devices), return_exceptions=True)

@@ -10,19 +10,13 @@ A unit that loses power answers nobody, and is back later, empty. What goes on w
 from __future__ import annotations
 
 import asyncio
-import os
-import stat
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from drivers import apply as contract
-from drivers.address import Credentials
 from drivers.base import Applied, Delta, Identity, Matching, Ocs, PowerMonitor
 from drivers.catalog import open_ocs
 from drivers.errors import (
@@ -35,10 +29,11 @@ from drivers.errors import (
     Unreachable,
 )
 from harness.bench.base import Switched
+from harness.bench.credentials import credentials_of
+from harness.bench.worker import Worker
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.errors import InfrastructureError, UsageError
+from harness.errors import InfrastructureError
 from harness.model.bench import Switch
-from harness.processes import ask_for_real_time
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,7 +57,7 @@ class ThreadedSwitch:
     ) -> None:
         self.name, self.spec = name, spec
         self._ours, self._transcript = ours, transcript
-        self._thread = _Thread(f"switch-{name}")
+        self._thread = Worker(f"switch-{name}")
         self._ocs: Ocs | None = None
         self._prepared: tuple[Matching, Delta] | None = None
 
@@ -210,62 +205,6 @@ class ThreadedSwitch:
 
     async def _call(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await asyncio.wrap_future(self._thread.submit(partial(work, *args, **kwargs)))
-
-
-class _Thread:
-    """One thread that does calls in turn; unlike an executor's it cannot keep the process alive."""
-
-    def __init__(self, name: str) -> None:
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
-
-    def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Have `call` done after those before it; cancelled before its turn, it is not done."""
-        future: Future[T] = Future()
-        self._calls.put((future, call))
-        return future
-
-    def end(self) -> None:
-        """End after the calls that were submitted."""
-        self._calls.put(None)
-
-    def _run(self) -> None:
-        ask_for_real_time()
-        while (item := self._calls.get()) is not None:
-            future, call = item
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(call())
-            except BaseException as error:  # it is for whoever awaits the call
-                future.set_exception(error)
-
-
-def credentials_of(name: str, spec: Switch) -> Credentials:
-    """Fetch the secrets that the bench file points to; raises `UsageError` for a missing one."""
-    password = None
-    if spec.password_env:
-        password = os.environ.get(spec.password_env)
-        if password is None:
-            raise UsageError(f"switches.{name}.password_env: {spec.password_env} is not set")
-    elif spec.password_file:
-        password = _secret(name, Path(spec.password_file))
-    return Credentials(
-        password=password,
-        key_file=Path(spec.key_file) if spec.key_file else None,
-        known_hosts=Path(spec.known_hosts) if spec.known_hosts else None,
-    )
-
-
-def _secret(name: str, path: Path) -> str:
-    try:
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise UsageError(
-                f"switches.{name}.password_file: {path} can be read by others; chmod 600 it"
-            )
-        return path.read_text(encoding="utf-8").rstrip("\r\n")
-    except OSError as error:
-        raise UsageError(f"switches.{name}.password_file: {path}: {error.strerror}") from error
 
 
 def _after_s(duration_s: float) -> int:

@@ -19,8 +19,8 @@ from drivers import apply as contract
 from drivers.base import Applied, Circuit, Delta, Matching, Ocs, PowerMonitor
 from drivers.catalog import open_ocs
 from drivers.errors import NoLight
+from harness.bench.credentials import credentials_of
 from harness.bench.leases import held
-from harness.bench.switches import credentials_of
 from harness.cli.output import json_option, show
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import ExitCode, UsageError

@@ -1,9 +1,10 @@
-"""Switches are put back as they were found: snapshots on disk before the first change.
+"""Devices are put back as they were found: snapshots on disk before the first change.
 
 A snapshot holds all that another process needs to undo the run: how to reach the unit (no secret,
 only where secrets are), which ports are ours, and the circuits found on them. It is marked
 *restored* only after the map was read back, so a file without the mark is work for
-``harness recover``.
+``harness recover``. Of a ToR that is steered nothing is kept but how to reach it: our routes bear
+our mark, and it is put back by taking all of them away.
 """
 
 from __future__ import annotations
@@ -11,17 +12,23 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from drivers.base import Delta, Matching
 from drivers.errors import DriverError
 from harness.bench.base import Bench, SwitchHandle
-from harness.errors import InfrastructureError, RestoreFailed
-from harness.model.bench import Switch
+from harness.errors import InfrastructureError, RestoreFailed, SteeringFailed
+from harness.model.bench import Switch, Tor
 
 SUFFIX = ".snapshot.json"
+STEERED_SUFFIX = ".steered.json"
+
+
+S = TypeVar("S")
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,17 +42,36 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     restored: bool = False
 
     @property
+    def file(self) -> str:
+        """The name of the snapshot's file."""
+        return f"{self.switch}{SUFFIX}"
+
+    @property
     def matching(self) -> Matching:
         """The circuits as a matching."""
         return Matching.of(self.circuits)
 
 
-def write(folder: Path, snapshot: Snapshot) -> None:
+class Steered(msgspec.Struct, frozen=True, kw_only=True):
+    """A ToR on which we write routes."""
+
+    tor: str
+    spec: Tor
+    """With the URL that is really used."""
+    restored: bool = False
+
+    @property
+    def file(self) -> str:
+        """The name of the snapshot's file."""
+        return f"{self.tor}{STEERED_SUFFIX}"
+
+
+def write(folder: Path, snapshot: Snapshot | Steered) -> None:
     """Write or replace the snapshot, durably: it must outlive this process and this machine.
 
     Raises `InfrastructureError` where it cannot be written; the one before stays.
     """
-    path = folder / f"{snapshot.switch}{SUFFIX}"
+    path = folder / snapshot.file
     scratch = path.with_suffix(".tmp")
     try:
         with scratch.open("wb") as file:
@@ -62,22 +88,34 @@ def read_all(folder: Path) -> dict[str, Snapshot]:
 
     Raises `RestoreFailed` on one that is damaged: what its switch held, nobody knows.
     """
-    found = (_read_one(path) for path in sorted(folder.glob(f"*{SUFFIX}")))
+    found = (_read_one(path, Snapshot) for path in sorted(folder.glob(f"*{SUFFIX}")))
     return {snapshot.switch: snapshot for snapshot in found}
 
 
-def _read_one(path: Path) -> Snapshot:
+def read_steered(folder: Path) -> dict[str, Steered]:
+    """Read which ToRs a run steers; raises `RestoreFailed` where that is damaged."""
+    found = (_read_one(path, Steered) for path in sorted(folder.glob(f"*{STEERED_SUFFIX}")))
+    return {steered.tor: steered for steered in found}
+
+
+def pending(folder: Path) -> dict[str, Snapshot | Steered]:
+    """Read all that is not marked restored, by switch or ToR; raises `RestoreFailed` as above."""
+    found: dict[str, Snapshot | Steered] = {**read_steered(folder), **read_all(folder)}
+    return {name: snapshot for name, snapshot in found.items() if not snapshot.restored}
+
+
+def _read_one(path: Path, kind: type[S]) -> S:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Snapshot)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError) as error:
-        text = f"{path}: the snapshot cannot be read, so a person must look at the switch: {error}"
+        text = f"{path}: the snapshot cannot be read, so a person must look at the device: {error}"
         raise RestoreFailed(text) from error
 
 
 async def take(bench: Bench, folder: Path) -> dict[str, Snapshot]:
-    """Read every switch and write its snapshot; nothing may be changed before this returns.
+    """Write snapshots of every switch, and of ToRs; nothing may be changed before this returns.
 
-    Raises `InfrastructureError` naming a switch that cannot be read.
+    Returns those of switches. Raises `InfrastructureError` naming a switch that cannot be read.
     """
     maps = await asyncio.gather(*(_read(switch) for switch in bench.switches.values()))
     snapshots = {
@@ -91,6 +129,8 @@ async def take(bench: Bench, folder: Path) -> dict[str, Snapshot]:
     }
     for snapshot in snapshots.values():
         write(folder, snapshot)
+    for name, tor in bench.tors.items():
+        write(folder, Steered(tor=name, spec=tor.spec))
     return snapshots
 
 
@@ -99,6 +139,22 @@ async def _read(switch: SwitchHandle) -> Matching:
         return await switch.read()
     except DriverError as error:
         raise InfrastructureError(f"{switch.name}: its map cannot be read: {error}") from error
+
+
+async def unsteer(bench: Bench, folder: Path) -> list[str]:
+    """Steer everything to the electrical path; return what failed, each with its ToR's name."""
+    failures: dict[str, str] = {}
+    try:
+        await bench.steer(bench.topology.routes(frozenset()))
+    except SteeringFailed as refusal:
+        failures = refusal.failures
+    except Exception as error:
+        return [f"steering: {str(error) or type(error).__name__}"]
+    for name, tor in bench.tors.items():
+        if name not in failures:
+            with suppress(InfrastructureError):  # unmarked, `recover` will find no route of ours
+                write(folder, Steered(tor=name, spec=tor.spec, restored=True))
+    return list(failures.values())
 
 
 async def give_back(

@@ -22,9 +22,8 @@ Work = Callable[[Session], Awaitable[None]]
 
 CHECKPOINT = "checkpoint"
 """In a run's folder: what its loops leave, for another run to go on from."""
-STEER_TIMEOUT_S = 5.0
-RESTORE_SLACK_S = 15.0
-"""Beyond the switches' own apply limits: reading back, opening a lost line anew."""
+RESTORE_SLACK_S = 20.0
+"""Beyond the devices' own limits: reading back, opening a lost line anew."""
 
 
 async def perform_all(session: Session) -> None:
@@ -142,7 +141,7 @@ async def _listening(bench: Bench, record: Record) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _custody(bench: Bench, record: Record, folder: Path) -> AsyncIterator[None]:
-    """Snapshot every switch; give all of them back on every way out.
+    """Snapshot every switch and ToR; give all of them back on every way out.
 
     A first Ctrl-C that comes while they are given back waits until they are.
     """
@@ -157,9 +156,9 @@ async def _give_back(
     bench: Bench, record: Record, folder: Path, snapshots: Mapping[str, custody.Snapshot]
 ) -> None:
     """Restore within a limit; raises `RestoreFailed` with all that is not as it was found."""
-    limit_s = STEER_TIMEOUT_S + RESTORE_SLACK_S
-    limits_s = (switch.spec.apply_timeout_s for switch in bench.switches.values())
-    limit_s += max(limits_s, default=0)
+    steering_s = max((tor.limit_s for tor in bench.tors.values()), default=0)
+    switching_s = max((unit.spec.apply_timeout_s for unit in bench.switches.values()), default=0)
+    limit_s = steering_s + switching_s + RESTORE_SLACK_S
     try:
         async with asyncio.timeout(limit_s):
             failed = await _restore(bench, record, folder, snapshots)
@@ -173,12 +172,7 @@ async def _restore(
     bench: Bench, record: Record, folder: Path, snapshots: Mapping[str, custody.Snapshot]
 ) -> list[str]:
     """Steer everything to the electrical path, then put the switches back; return what failed."""
-    failed = []
-    try:
-        async with asyncio.timeout(STEER_TIMEOUT_S):
-            await bench.steer(bench.topology.routes(frozenset()))
-    except Exception as error:
-        failed.append(f"steering: {str(error) or type(error).__name__}")
+    failed = await custody.unsteer(bench, folder)
     outcomes = await custody.give_back(bench.switches, folder, snapshots)
     failed += [
         f"{name}: {text}" for name, (outcome, text) in outcomes.items() if outcome == "failed"

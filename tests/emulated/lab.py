@@ -184,7 +184,7 @@ class Lab:
         self.await_event(process, "reconfigure")
 
     def snapshots(self) -> dict[str, bool]:
-        found = (self.run_folder / "snapshots").glob("*.json")
+        found = (self.run_folder / "snapshots").glob("*.snapshot.json")
         read = (json.loads(path.read_text()) for path in found)
         return {snapshot["switch"]: snapshot["restored"] for snapshot in read}
 

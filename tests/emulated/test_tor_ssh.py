@@ -13,7 +13,7 @@ import pytest
 
 from drivers.address import SshAddress, parse
 from drivers.catalog import open_commands, open_tor
-from drivers.emulators.tor_server import Faults
+from drivers.emulators.config import TorFaults
 from drivers.errors import (
     AccessDenied,
     BadAddress,
@@ -129,7 +129,7 @@ def test_a_wrong_password_and_an_unknown_host_are_refused(tmp_path: Path, netns:
 def test_an_answer_later_than_the_deadline_leaves_the_routes_unknown(
     tmp_path: Path, netns: str
 ) -> None:
-    with served(tmp_path, netns, faults=Faults(answer_ms=2 * SHORT_NS / 1e6)) as server:
+    with served(tmp_path, netns, faults=TorFaults(answer_ms=2 * SHORT_NS / 1e6)) as server:
         tor = server.open(exchange_ns=5 * SHORT_NS)
         tor.apply(ONE)
         tor.close()
@@ -143,7 +143,7 @@ def test_an_answer_later_than_the_deadline_leaves_the_routes_unknown(
 def test_a_tor_that_dies_in_the_middle_leaves_the_routes_unknown(
     tmp_path: Path, netns: str
 ) -> None:
-    with served(tmp_path, netns, faults=Faults(die_on_apply=1)) as server:
+    with served(tmp_path, netns, faults=TorFaults(die_on_apply=1)) as server:
         tor = server.open()
         with pytest.raises(Indeterminate, match="could not be read back"):
             tor.apply(TWO)
@@ -167,7 +167,7 @@ def test_a_tor_that_is_started_anew_is_reached_again(tmp_path: Path, netns: str)
 
 
 def test_a_tor_that_denies_an_uplink_says_so(tmp_path: Path, netns: str) -> None:
-    with served(tmp_path, netns, faults=Faults(deny_devices=("u2",))) as server:
+    with served(tmp_path, netns, faults=TorFaults(deny_devices=("u2",))) as server:
         tor = server.open()
         tor.apply(ONE)
         with pytest.raises(Refused, match="ToR tor0: RTNETLINK answers: Operation not permitted"):

@@ -22,8 +22,7 @@ import msgspec
 from drivers import netlink
 from drivers.address import Credentials
 from drivers.catalog import open_tor
-from drivers.emulators.config import Ready
-from drivers.emulators.tor_server import EmulatedTor, Faults
+from drivers.emulators.config import EmulatedTor, Ready, TorFaults
 from drivers.interfaces import End, Interfaces
 from drivers.tor.base import Hop, Tor
 from drivers.tor.conformance import Specimen, TorMaker, Trouble
@@ -132,7 +131,7 @@ def served(
     *,
     user: str = USER,
     frr: str = "",
-    faults: Faults = Faults(),  # noqa: B008  frozen
+    faults: TorFaults = TorFaults(),  # noqa: B008  frozen
     authorized_keys: str | None = None,
     host_key_file: str | None = None,
     port: int = 0,
@@ -201,8 +200,8 @@ def _await_socket(path: Path) -> None:
 
 
 FAULTS = {
-    Trouble.LOST_REPLY: Faults(lose_reply=1),
-    Trouble.CUT: Faults(cut_apply=1),
+    Trouble.LOST_REPLY: TorFaults(lose_reply=1),
+    Trouble.CUT: TorFaults(cut_apply=1),
 }
 
 
@@ -217,7 +216,7 @@ def maker(folder: Path, driver: str, *, user: str = USER) -> TorMaker:
             if driver == "netlink":
                 tor = open_tor(driver, f"netns://{netns}", name="tor0", exchange_timeout_ns=1)
             else:
-                faults = FAULTS.get(trouble, Faults())
+                faults = FAULTS.get(trouble, TorFaults())
                 server = stack.enter_context(
                     served(folder, netns, user=user, frr=pathspace, faults=faults)
                 )

@@ -15,7 +15,7 @@ from drivers.base import EMPTY, Matching, Ocs, Transport
 from drivers.catalog import OPEN_TIMEOUT_NS, driver_class, open_line
 from drivers.conformance import OcsMaker, Specimen, Trouble
 from drivers.ocs.line import Access
-from harness.bench.switches import credentials_of
+from harness.bench.credentials import credentials_of
 from harness.clock import NS_PER_S
 from harness.model.bench import Switch
 from harness.model.mapfile import format_map

@@ -78,6 +78,7 @@ class Rack:
 
     def __init__(self, unit: Unit) -> None:
         self.switches = {unit.name: unit}
+        self.tors: Mapping[str, Any] = {}
 
     async def steer(self, wanted: object) -> None:
         pass
