@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from drivers.base import EMPTY, Applied, Delta, Matching
 from drivers.errors import Indeterminate, LinkLost
 from harness.entry import recover
-from harness.errors import InfrastructureError, RestoreFailed
-from harness.model.bench import Switch
-from harness.run import custody
+from harness.errors import InfrastructureError, RestoreFailed, SteeringFailed
+from harness.model.bench import Switch, Tor
+from harness.run import custody, recovery
 
 SPEC = Switch(driver="polatis-scpi", url="tcp://10.0.0.5:5025", ports="1-8,9-16")
 FOUND = Matching.of([(1, 9), (2, 10)])
@@ -138,3 +141,53 @@ def test_a_journal_that_lost_its_start_does_not_stand_in_the_way(tmp_path: Path)
     )
     with pytest.raises(RestoreFailed, match=r"agg0 failed: .*127\.0\.0\.1:1"):
         recover("r1", tmp_path)
+
+
+# -- ToRs ------------------------------------------------------------------------------------------
+
+LEAF = Tor(driver="linux-ssh", url="ssh://admin@127.0.0.1:1", known_hosts="none")
+
+
+@dataclass
+class Handle:
+    """A ToR of which only how it is reached is of interest."""
+
+    spec: Tor = LEAF
+
+
+class Rack:
+    """A bench of two ToRs; the second one refuses where `stubborn`."""
+
+    switches: Mapping[str, Unit] = {}
+    tors = {"tor0": Handle(), "tor1": Handle()}
+    topology = SimpleNamespace(routes=lambda _links: {"tor0": frozenset(), "tor1": frozenset()})
+    stubborn = False
+
+    async def steer(self, wanted: Mapping[str, frozenset[object]]) -> None:
+        assert wanted == {"tor0": frozenset(), "tor1": frozenset()}
+        if self.stubborn:
+            raise SteeringFailed({"tor1": "tor1: no answer"})
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_tor_is_marked_once_it_has_no_route_of_ours(tmp_path: Path, *, stubborn: bool) -> None:
+    rack: Any = Rack()
+    rack.stubborn = stubborn
+    assert asyncio.run(custody.take(rack, tmp_path)) == {}
+    assert custody.pending(tmp_path) == {
+        name: custody.Steered(tor=name, spec=LEAF) for name in rack.tors
+    }
+    failed = asyncio.run(custody.unsteer(rack, tmp_path))
+    assert failed == (["tor1: no answer"] if stubborn else [])
+    assert list(custody.pending(tmp_path)) == (["tor1"] if stubborn else [])
+
+
+def test_a_tor_that_is_not_reached_needs_a_person_and_is_named(tmp_path: Path) -> None:
+    custody.write(tmp_path, custody.Steered(tor="tor0", spec=LEAF))
+    custody.write(tmp_path, custody.Steered(tor="tor1", spec=LEAF, restored=True))
+    with pytest.raises(RestoreFailed) as caught:
+        recovery.recover(tmp_path)
+    assert "tor0 failed: tor0 (ssh://admin@127.0.0.1:1): " in str(caught.value)
+    assert "tor1" not in str(caught.value)
+    assert list(recovery.abandon(tmp_path)) == ["tor0"]
+    assert recovery.recover(tmp_path) == {}

@@ -10,7 +10,7 @@ import pytest
 
 from harness.bench.leases import held
 from harness.errors import InfrastructureError
-from harness.model.bench import Switch
+from harness.model.bench import Switch, Tor
 
 
 def switch(ports: str, url: str = "tcp://10.0.0.5:5025") -> dict[str, Switch]:
@@ -27,6 +27,13 @@ with held({"x": spec}, "run 7", Path(sys.argv[3])):
     print("held", flush=True)
     sys.stdin.read()
 """
+
+OTHER_TOR = (
+    OTHER.replace("Switch", "Tor")
+    .replace('"polatis-scpi"', '"linux-ssh"')
+    .replace(", ports=sys.argv[2]", "")
+    .replace("argv[3]", "argv[2]")
+)
 
 
 @pytest.fixture
@@ -73,3 +80,17 @@ def test_a_process_that_was_killed_holds_nothing(
 def test_the_same_process_may_hold_what_it_holds(tmp_path: Path) -> None:
     with held(switch("1-4"), "run 8", tmp_path), held(switch("5-8"), "run 8, again", tmp_path):
         pass
+
+
+def test_a_tor_is_held_whole(tmp_path: Path) -> None:
+    spec = Tor(driver="linux-ssh", url="ssh://admin@10.0.0.21")
+    argv = [sys.executable, "-c", OTHER_TOR, spec.url, str(tmp_path)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        with (
+            pytest.raises(InfrastructureError, match=r"leaf: it is held by run 7 \(pid \d+\)"),
+            held({"leaf": spec}, "run 8", tmp_path),
+        ):
+            pass
+        process.kill()
