@@ -82,6 +82,12 @@ STREAMS: dict[str, dict[str, Field]] = {
         "firmware": text_of("device"),
         "url": text_of("coordinator"),
     },
+    # A ToR that is steered.
+    "tor": {
+        "tor": text_of("coordinator"),
+        "driver": text_of("coordinator"),
+        "url": text_of("coordinator"),
+    },
     # A step begins or ends; `ok` and `error` belong to the end. `index` counts through repeats.
     "step": {
         "index": whole_of("coordinator"),

@@ -93,7 +93,7 @@ async def execute(
 
 
 async def _introduce(bench: Bench, record: Record) -> None:
-    """Record who takes part: agents, their clocks, switches."""
+    """Record who takes part: agents, their clocks, ToRs, switches."""
     for name, hello in bench.hellos.items():
         facts = {"agent": name, "host": hello.host, "pid": hello.pid, "facts": hello.facts}
         record.event("agent", facts)
@@ -109,6 +109,8 @@ async def _introduce(bench: Bench, record: Record) -> None:
                 "samples": fit.samples,
             },
         )
+    for name, tor in bench.tors.items():
+        record.event("tor", {"tor": name, "driver": tor.spec.driver, "url": tor.spec.url})
     for name, switch in bench.switches.items():
         identity = await switch.identify()
         record.event(

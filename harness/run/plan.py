@@ -41,8 +41,7 @@ def tell_plan(
     """
     yield f"question  {scenario.question}"
     yield f"bench     {bench.name} ({bench.world}): {_census(topology)}"
-    for name, switch in bench.switches.items():
-        yield f"  {name}  {switch.driver} at {switch.url}, ports {switch.ports}"
+    yield from _devices(bench, topology)
     for name, plan in plans.items():
         yield f"shape     {name}: {_links(plan.links)}"
         for a, b in plan.unserved:
@@ -54,10 +53,23 @@ def tell_plan(
     yield "custody   snapshot " + (", ".join(topology.switches) or "nothing: no switches")
     yield from _steps(bench, topology, scenario, plans, generation=generation, training=training)
     restored = "every switch to its snapshot, verified by read-back"
+    if any(place.steered for place in topology.tors.values()):
+        restored = f"every ToR to no route of ours, {restored}"
     yield "restore   " + (restored if topology.switches else "nothing: no switches")
     for check in scenario.checks:
         yield f"check     {_limit(check)}"
     yield "nothing was opened and nothing was sent"
+
+
+def _devices(bench: Bench, topology: Topology) -> Iterator[str]:
+    """Yield who is spoken to: ToRs that are steered, and switches."""
+    for name, place in topology.tors.items():
+        if place.steered:
+            tor = bench.tors[name]
+            at = f" at {tor.url}" if tor.url else ", emulated"
+            yield f"  {name}  steered by {tor.driver}{at}"
+    for name, switch in bench.switches.items():
+        yield f"  {name}  {switch.driver} at {switch.url}, ports {switch.ports}"
 
 
 def _steps(

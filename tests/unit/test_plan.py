@@ -22,6 +22,14 @@ def test_the_plan_shows_shapes_commands_and_checks_in_order() -> None:
     assert order == sorted(order)
 
 
+def test_the_plan_says_who_is_steered_and_how() -> None:
+    lines = plan_text(SCENARIO, None).splitlines()
+    assert "  tor0  steered by netlink, emulated" in lines
+    live = plan_text(SCENARIO, SCENARIOS / "benches/lab.toml").splitlines()
+    assert "  tor2  steered by frr-ssh at ssh://root@10.0.0.22" in live
+    assert any(line.startswith("restore   every ToR to no route of ours") for line in live)
+
+
 def test_what_does_not_change_is_not_sent() -> None:
     text = plan_text(SCENARIO, None)
     assert ":OXC:SWIT:CONN:ONLY" not in text
