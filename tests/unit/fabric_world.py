@@ -312,6 +312,8 @@ class World:
         first_ns: dict[str, int] = {}
         while True:
             now_ns = self.clock.now_ns()
+            await self.clock.sleep_ns(min(-now_ns % BEACON_NS, over_ns - now_ns))
+            now_ns = self.clock.now_ns()
             heard = self._heard(tor)
             self._last |= {f"{tor}:{device}": far for device, far in heard.items()}
             for device, far in heard.items():
@@ -319,7 +321,7 @@ class World:
                     first_ns.setdefault(device, now_ns + self.ahead_ns[tor])
             if first_ns.keys() >= asked.expect.keys() or now_ns >= over_ns:
                 break
-            await self.clock.sleep_ns(min(BEACON_NS, over_ns - now_ns))
+            await self.clock.sleep_ns(min(NS_PER_MS, over_ns - now_ns))
         ends = (end.partition(":") for end in self._last)
         last = {device: self._last[f"{tor}:{device}"] for at, _, device in ends if at == tor}
         return Beacons(last=last, first_ns=first_ns, gaps=(), lost={}, received={})

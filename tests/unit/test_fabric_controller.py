@@ -298,6 +298,18 @@ def test_of_two_changes_asked_in_quick_succession_the_newest_wins() -> None:
     assert [row["kind"] for row in events.of("fabric_change")] == ["sync", "train", "end"]
 
 
+def test_what_is_asked_during_a_change_is_weighed_after_it() -> None:
+    async def body(world: World, controller: Controller) -> None:
+        parts = [part(world.topology, t0_t1=BYTES, t1_t0=BYTES)]
+        controller.expect(parts)
+        await world.clock.sleep_ns(20 * NS_PER_MS)  # it is under way
+        controller.expect(parts)
+        assert await controller.settled(NS_PER_S)
+
+    _, events = play(body)
+    assert actions(events) == ["change", "keep"]
+
+
 def test_a_layout_waits_until_circuits_are_settled() -> None:
     async def body(world: World, controller: Controller) -> None:
         controller.expect([part(world.topology, t0_t1=BYTES, t1_t0=BYTES)])

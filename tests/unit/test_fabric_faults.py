@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from fabric_bench import bench
+from fabric_bench import bench, link
 from fabric_world import (
     BYTES,
     NOTICED_MS,
@@ -25,10 +25,14 @@ from virtual_time import run_virtually
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SteeringFailed
+from harness.fabric.circuits import Plan
 from harness.fabric.generated import Numbers, bench_of
 from harness.fabric.topology import Topology, topology_of
+from harness.model.fabric_rules import Arm
 from harness.model.scenario import Fabric
+from harness.run.fabric.circuits import GUARD_NS, SILENCE_NS
 from harness.run.fabric.controller import Controller
+from harness.run.fabric.opening import network
 from harness.run.hearing import HEAR_NS
 from harness.tasks import beside
 
@@ -169,6 +173,47 @@ def test_a_switch_that_starts_anew_dark_is_used_again_at_once(at_ms: float) -> N
     assert any("agg0" in name for name in events.of("fabric_change")[-2]["lit"])
 
 
+def test_a_plan_that_waited_while_something_broke_goes_without_it() -> None:
+    async def body(world: World, controller: Controller) -> None:
+        train, sync = train_and_sync(world.topology)
+        await goes(world, controller, [train], 100, 300)
+        world.steer_ns, steered = 30 * NS_PER_MS, len(world.steered)
+        world.units["agg0"].shuttered = True
+        world.note()
+        while len(world.steered) == steered:
+            await world.clock.sleep_ns(NS_PER_MS)
+        controller.expect([sync])  # over both planes, while traffic is steered off one
+        assert await controller.settled(NS_PER_S)
+        at_rest(controller.session)
+
+    world, events = play(body, stranded_ms=NOTICED_MS + 120)
+    never_again(world, events)
+
+
+def test_a_look_that_began_before_two_changes_says_nothing() -> None:
+    async def main() -> None:
+        world = World(bench())
+        world.steer_ns = 1000
+        session = session_on(world, Fabric(settle_ms=0.0))
+        first, other = (Plan(frozenset({link(world.topology, "t0", to)})) for to in ("t1", "t2"))
+        async with network(session, Arm("orchestrl", "rfabric"), 0) as controller:
+            assert controller is not None
+            circuits, clock = controller.circuits, world.clock
+            await circuits.change("first", first)
+            await clock.sleep_ns(NS_PER_S - NS_PER_MS - clock.now_ns() % NS_PER_S)
+            await clock.sleep_ns(2 * NS_PER_MS)  # just after a beacon
+            async with beside(circuits.guard()) as looking:
+                await clock.sleep_ns(GUARD_NS + NS_PER_MS // 2)
+                await circuits.change("other", other)
+                await clock.sleep_ns(SILENCE_NS - 50 * NS_PER_MS)
+                await circuits.change("first", first)
+                assert not await looking
+            assert session.lit == first.links
+            assert not circuits.faults.broken
+
+    run_virtually(main())
+
+
 def test_a_switch_that_answers_but_fails_whenever_it_is_used_costs_little() -> None:
     def fault(world: World) -> None:
         world.units["agg0"].dies_while_switching = True
@@ -254,6 +299,10 @@ def test_around_a_tor_that_is_out_of_reach_circuits_change_all_the_same() -> Non
             assert await controller.settled(10 * NS_PER_S)
             assert {each.a.tor + each.b.tor for each in session.lit} >= {"t0t1", a + b}
             at_rest(session)
+        far_end = part(topology, t0_t1=BYTES, t1_t2=5 * BYTES, t3_t4=9 * BYTES)
+        controller.expect([far_end])  # the circuit that must stay takes t1's only uplink too
+        assert await controller.settled(10 * NS_PER_S)
+        assert {each.a.tor + each.b.tor for each in session.lit} >= {"t0t1", "t3t4"}
         world.unreachable.clear()
 
     play(body, bench(6, planes=1), fabric=Fabric(rest_ms=0.0))

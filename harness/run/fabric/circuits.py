@@ -58,7 +58,7 @@ class Circuits:
         """Nobody changes anything yet."""
         self.clock, self.topology = self.session.bench.clock, self.session.bench.topology
         self.changing = asyncio.Lock()
-        self._epoch = 0  # counts what was done to circuits: a look that began before it is old
+        self._epoch = 0  # counts changes: a look that began before some of them is old
         self._touched: set[str] = set()
         self._beside_ns = deque([STEER_NS], CHANGES_KEPT)
 
@@ -187,7 +187,6 @@ class Circuits:
             await self._steer(left)
         except SteeringFailed:
             self.session.lit = left
-        self._epoch += 1
         circuits = circuits_of(frozenset(wrong))
         names = sorted({switch for switch, _ in circuits})
         asked = (self._fault_of(name, {c for at, c in circuits if at == name}) for name in names)

@@ -121,7 +121,7 @@ class Controller:
             return
         due_ns = self.clock.now_ns() + round(ahead.comms[at].gap_ns)
         was, self._ahead = ahead.segment, ahead._replace(at=at, due_ns=due_ns)
-        if self._ahead.segment != was or self._decided is not None:
+        if self._ahead.segment != was:
             self._decide()
 
     @asynccontextmanager
