@@ -30,6 +30,7 @@ NAMES = {
     "planner": "the slow loop: time of a look at 64 instances; distance to the exact optimum",
     "circuits_planner": "circuits on matrices: time at 256 nodes x 32 planes; beside the optimum",
     "fabric_planner": "circuits on uplinks and trunks: time on large fabrics; beside the optimum",
+    "fabric_cases": "the RL loop over every fabric, in several cases; needs root, half an hour",
     "fabric_decision": "one decision about circuits, the course of a step, a correction: time",
     "tors": "one apply by each ToR driver beside a bare ip; needs root",
     "two_tier_loss": "packets and goodput lost to changes of circuits across pods; needs root",
