@@ -36,6 +36,7 @@ from harness.run.fabric.circuits import GUARD_NS, SILENCE_NS
 from harness.run.fabric.controller import Controller
 from harness.run.fabric.opening import network
 from harness.run.fabric.traffic import Part
+from harness.run.hearing import HEAR_NS
 from harness.run.session import Session
 from harness.tasks import beside
 from harness.wire.asks import CommandFailed
@@ -337,6 +338,8 @@ class World:
 
 NOTICED_MS = (GUARD_NS + SILENCE_NS) / NS_PER_MS + 10
 """Within which the guard has steered off what went dark; the rest is for messages."""
+CHANGING_MS = HEAR_NS / NS_PER_MS + NOTICED_MS
+"""The same in a change that waits in vain for others."""
 DEFAULT = Fabric()
 BYTES = 20e6
 """Takes 640 ms over the electrical path of a ToR, 160 ms over a circuit."""

@@ -9,6 +9,7 @@ import pytest
 from fabric_bench import bench, link
 from fabric_world import (
     BYTES,
+    CHANGING_MS,
     NOTICED_MS,
     World,
     at_rest,
@@ -33,7 +34,6 @@ from harness.model.scenario import Fabric
 from harness.run.fabric.circuits import GUARD_NS, SILENCE_NS
 from harness.run.fabric.controller import Controller
 from harness.run.fabric.opening import network
-from harness.run.hearing import HEAR_NS
 from harness.tasks import beside
 
 # -- what breaks -----------------------------------------------------------------------------------
@@ -130,9 +130,6 @@ def test_a_plane_whose_light_is_lost_while_idle_is_steered_off(at_ms: float) -> 
     assert "agg0" not in broken(events)
     assert all(up.endswith("u0") for up in broken(events))
     never_again(world, events)
-
-
-CHANGING_MS = HEAR_NS / NS_PER_MS + NOTICED_MS
 
 
 @pytest.mark.parametrize("at_ms", [403, 410, 415, 430, 440])
