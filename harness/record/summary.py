@@ -227,7 +227,7 @@ def _restored(events: Iterable[Event]) -> dict[str, str]:
 
 
 def _parts(events: Iterable[Event]) -> dict[str, str]:
-    """Describe every agent, switch and engine in one line."""
+    """Describe every agent, switch, steered ToR and engine in one line."""
     parts = {}
     for event in events:
         data = event.data
@@ -240,6 +240,8 @@ def _parts(events: Iterable[Event]) -> dict[str, str]:
                 f"{data['vendor']} {data['model']}, serial {data['serial']}, "
                 f"firmware {data['firmware']}, {data['url']}"
             )
+        elif event.stream == "tor":  # it may have an agent, too
+            parts[f"{data['tor']} routes"] = f"steered by {data['driver']} {data['url']}".rstrip()
         elif event.stream == "engine":
             kv_tokens = data["blocks"] * data["block_tokens"]
             parts[f"{data['instance']} {data['layout']}"] = (  # GPUs may see several layouts
