@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import random
 import select
@@ -55,6 +56,8 @@ _TIMESPEC = struct.Struct("@qq")
 _ROOM = socket.CMSG_SPACE(_TIMESPEC.size) + socket.CMSG_SPACE(4)
 _LIMIT_S = 5.0
 _NET_DEV = Path("/proc/thread-self/net/dev")
+_SIOCGIFFLAGS, _IFF_RUNNING = 0x8913, 0x40
+_IFREQ = struct.Struct("16sH22x")  # struct ifreq: name, flags
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,12 @@ class Probe:
 
     async def _count(self, _asked: ReadCounters, _deadline_ns: int) -> Message:
         received, sent = counters(_NET_DEV.read_text(encoding="ascii"))  # noqa: ASYNC240 - memory
-        return Counters(sent_bytes=sent, received_bytes=received, t_ns=time.monotonic_ns())
+        return Counters(
+            sent_bytes=sent,
+            received_bytes=received,
+            t_ns=time.monotonic_ns(),
+            down=without_link(sent),
+        )
 
     async def _stop(self, _asked: StopBeacons, _deadline_ns: int) -> Message:
         if self._listening is None:
@@ -300,6 +308,20 @@ def counters(text: str) -> tuple[dict[str, int], dict[str, int]]:
         {name: int(values[0]) for name, values in fields.items()},
         {name: int(values[8]) for name, values in fields.items()},
     )
+
+
+def without_link(devices: Iterable[str]) -> tuple[str, ...]:
+    """Return those that are down, have no carrier, or are gone."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        return tuple(device for device in devices if not _has_link(asked, device))
+
+
+def _has_link(asked: socket.socket, device: str) -> bool:
+    try:
+        answer = fcntl.ioctl(asked, _SIOCGIFFLAGS, _IFREQ.pack(device.encode(), 0))
+    except OSError:
+        return False
+    return bool(_IFREQ.unpack(answer)[1] & _IFF_RUNNING)
 
 
 def open_socket(device: str) -> socket.socket:

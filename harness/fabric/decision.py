@@ -26,6 +26,7 @@ from harness.fabric.demand import Demand
 from harness.fabric.links import Link
 from harness.fabric.prediction import capacity, finish_ns, ideal_ns
 from harness.fabric.refusals import refusal, sound
+from harness.fabric.stranding import stranded
 from harness.fabric.topology import Plane, Topology
 from harness.fabric.windows import Window
 from harness.model.scenario import Fabric
@@ -152,6 +153,8 @@ def decide(
     nothing: what must not be made is refused, with the reason.
     """
     works = sound(topology, lit, broken)
+    if stranded(topology, demand, works):
+        settings = replace(settings, rule="gain")  # what gets nowhere waits for no window
     case = _Case(topology, works, demand, window, settings, since_change_ns)
     refusals = [
         refusal(topology, plan.links, broken) or _torn(works, plan.links, busy)
@@ -290,7 +293,8 @@ class _Case:
             times = f"{time_text(numbers.total_ns)} without circuits"
             times += f", {time_text(numbers.keep_ns)} over those that are up"
             return self._said("electrical", best.plan, numbers, f"electrical: {times}")
-        saves = f"saves {time_text(numbers.gain_ns)} of {time_text(numbers.keep_ns)}"
+        saves = self._freed(best.plan)
+        saves = saves or f"saves {time_text(numbers.gain_ns)} of {time_text(numbers.keep_ns)}"
         reason = f"changed: {saves}, {_hidden(numbers)}{self._rest(best.plan)}"
         return self._said("change", best.plan, numbers, reason)
 
@@ -314,7 +318,15 @@ class _Case:
         rest = float(np.where(lit, 0.0, self.demand.sent_bytes).sum()) / self.demand.total_bytes
         return f"; {100 * rest:.2g} % of the bytes go the electrical path" if rest > 1e-9 else ""
 
+    def _freed(self, plan: Plan) -> str:
+        """Return which stranded pairs a plan joins, or ""."""
+        lost, left = (stranded(self.topology, self.demand, x) for x in (self.works, plan.links))
+        freed = ", ".join(f"{a}-{b}" for a, b in lost if (a, b) not in left)
+        return f"{freed} would be stranded" * bool(freed)
+
     def _said(self, action: Action, plan: Plan, numbers: Numbers, reason: str) -> Decision:
+        if lost := stranded(self.topology, self.demand, plan.links):
+            reason += f"; {', '.join(f'{a}-{b}' for a, b in lost)} stranded: no electrical link"
         return Decision(action, plan, reason, numbers, self.works, self.settings, self.share_min)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from harness.clock import NS_PER_S
 from harness.fabric.demand import Demand, Floats
 from harness.fabric.links import Link
-from harness.fabric.topology import Topology
+from harness.fabric.topology import CUT_SHARE, Topology
 
 PAYLOAD_SHARE = 1448 / 1514
 """Of Ethernet frames, as rates count them, what TCP carries: 1500 bytes of IP without 52 of headers
@@ -63,9 +63,10 @@ def capacity(topology: Topology, links: Iterable[Link]) -> Capacity:
     for place in topology.nodes.values():
         hosts[place.tor] += 1
     nics = np.array([max(1, number) for number in hosts.values()], np.float64) * link_mbit_per_s
+    left = np.array([CUT_SHARE if tor in topology.cut else 1.0 for tor in hosts])
     return Capacity(
         circuits=count * link_mbit_per_s * BYTES_PER_NS_OF_A_MBIT,
-        electrical=nics / topology.rates.oversubscription * BYTES_PER_NS_OF_A_MBIT,
+        electrical=nics * left / topology.rates.oversubscription * BYTES_PER_NS_OF_A_MBIT,
         nics=nics * BYTES_PER_NS_OF_A_MBIT,
     )
 

@@ -30,6 +30,9 @@ HOSTS = IPv4Address("198.19.0.0")
 UPLINKS = IPv4Address("198.18.128.0")
 ELECTRICAL = IPv4Address("198.18.192.0")
 TORS_MAX = 250
+CUT_SHARE = 1e-6
+"""Of its rate, what plans take a cut electrical path for. Not 0: of two plans that both leave
+traffic stranded, one is better."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ class Topology:
     trunks: tuple[Trunk, ...] = ()
     planes: Mapping[str, Plane] = field(default_factory=dict)
     rates: Rates = Rates()
+    cut: frozenset[str] = frozenset()
+    """ToRs whose electrical link is down."""
 
     @cached_property
     def pods(self) -> Mapping[str, tuple[str, ...]]:
@@ -138,7 +143,7 @@ class Topology:
 
     def electrical_mbit_per_s(self, tor: str) -> float:
         """Return what the electrical path of `tor` carries, each way."""
-        hosts = max(1, len(self.nodes_of(tor)))
+        hosts = max(1, len(self.nodes_of(tor))) * (CUT_SHARE if tor in self.cut else 1.0)
         return hosts * self.rates.link_mbit_per_s / self.rates.oversubscription
 
     def routes(self, links: frozenset[Link]) -> dict[str, frozenset[Route]]:

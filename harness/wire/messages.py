@@ -307,7 +307,7 @@ class Beacons(Message, frozen=True, kw_only=True, tag="beacons"):
 
 
 class ReadCounters(Message, frozen=True, kw_only=True, tag="read_counters"):
-    """How much has crossed this node's network devices? Answer: `Counters`."""
+    """How much has crossed this node's network devices, and which are down? Answer: `Counters`."""
 
 
 class Counters(Message, frozen=True, kw_only=True, tag="counters"):
@@ -316,6 +316,8 @@ class Counters(Message, frozen=True, kw_only=True, tag="counters"):
     sent_bytes: dict[str, int]
     received_bytes: dict[str, int]
     t_ns: int
+    down: tuple[str, ...] = ()
+    """Devices that have no link now."""
 
 
 class StopBeacons(Message, frozen=True, kw_only=True, tag="stop_beacons"):
