@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from harness.fabric.demand import Comm, of_moves, of_training, total
+from harness.fabric.demand import Backend, Comm, of_moves, of_training, total
 from harness.fabric.topology import Topology
 from harness.run.fabric.traffic import Part
 from harness.wire.training import Phase
@@ -13,10 +13,15 @@ TRAIN, GATHER, SYNC = "train", "gather", "sync"
 
 
 def train_part(
-    topology: Topology, phases: Sequence[Phase], node_of: Mapping[int, str], *, layerwise: bool
+    topology: Topology,
+    phases: Sequence[Phase],
+    node_of: Mapping[int, str],
+    *,
+    layerwise: bool,
+    backend: Backend = "gloo",
 ) -> Part:
     """Return a training step, as its phases announce it; as one communication, if not layerwise."""
-    comms = of_training(topology, phases, node_of)
+    comms = of_training(topology, phases, node_of, backend=backend)
     if layerwise or not comms:
         return Part(TRAIN, comms)
     whole = total(topology, (comm.whole for comm in comms), TRAIN)

@@ -101,11 +101,8 @@ class Syncs:
 
     def __post_init__(self) -> None:
         """Have whoever trains tell the fabric of all that a step sends, syncs included."""
-        trainees = self.trainees
-        self.traffic = StepTraffic(
-            self.session, trainees.ranks_of, self.way, lambda: trainees.weights_bytes
-        )
-        trainees.traffic = self.traffic
+        self.traffic = StepTraffic(self.session, self.trainees, self.way)
+        self.trainees.traffic = self.traffic
 
     async def open(self) -> None:
         """Start a porter on every node that sends or receives; those that run stay.

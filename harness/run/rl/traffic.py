@@ -7,7 +7,7 @@ lit while nobody sends. Without a fabric of its own the loop tells nobody.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -19,25 +19,25 @@ from harness.wire.training import Phase
 
 if TYPE_CHECKING:
     from harness.run.rl.sync import Way
+    from harness.run.rl.trainees import Trainees
 
 
 @dataclass
 class StepTraffic:
-    """Tells what one loop sends. `ranks_of`: ranks that train, by node."""
+    """Tells what one loop sends. `way`: who would send weights to whom now."""
 
     session: Session
-    ranks_of: Mapping[str, Sequence[int]]
+    trainees: Trainees
     way: Callable[[], Way]
-    weights_bytes: Callable[[], int]
     _train: Part = field(default_factory=lambda: Part(TRAIN, ()))
-    _version: int = -1
+    _under_way: bool = False
     _ended: dict[str, int] = field(default_factory=dict)
     """By node, the last communication of training that has ended there."""
 
     def _parts(self) -> tuple[Part, Part, Part]:
-        topology, size_bytes = self.session.bench.topology, self.weights_bytes()
+        topology, size_bytes = self.session.bench.topology, self.trainees.weights_bytes
         sources, _, edges = self.way()
-        gather = gather_part(topology, tuple(self.ranks_of), sources, size_bytes)
+        gather = gather_part(topology, self.trainees.nodes, sources, size_bytes)
         window_ns = 0.0
         if self.session.fabric is not None:
             window_ns = self.session.fabric.history.window(GATHER, SYNC).ns
@@ -50,23 +50,30 @@ class StepTraffic:
         if fabric is None:
             yield
             return
-        node_of = {rank: node for node, ranks in self.ranks_of.items() for rank in ranks}
-        layerwise = self.session.scenario.fabric.layerwise
-        topology = self.session.bench.topology
-        self._train = train_part(topology, phases, node_of, layerwise=layerwise)
+        ranks_of = self.trainees.ranks_of
+        node_of = {rank: node for node, ranks in ranks_of.items() for rank in ranks}
+        self._train = train_part(
+            self.session.bench.topology,
+            phases,
+            node_of,
+            layerwise=self.session.scenario.fabric.layerwise,
+            backend="nccl" if "nccl" in self.trainees.facts.get("backend", "") else "gloo",
+        )
         fabric.expect(self._parts())
-        async with fabric.during(self._train):
-            yield
+        self._ended, self._under_way = {}, True  # a step that is made again begins anew
+        try:
+            async with fabric.during(self._train):
+                yield
+        finally:
+            self._under_way = False
         fabric.reached(GATHER)
 
-    def phase_ended(self, node: str, version: int, index: int) -> None:
+    def phase_ended(self, node: str, index: int) -> None:
         """Tell that a communication has ended on a node: circuits may be for what comes next."""
-        if self.session.fabric is None or len(self._train.comms) < 2:
-            return
-        if version != self._version:
-            self._version, self._ended = version, {}
+        if self.session.fabric is None or not self._under_way or len(self._train.comms) < 2:
+            return  # what is told late is of a step that is over
         self._ended[node] = max(index, self._ended.get(node, 0))
-        if self._ended.keys() >= self.ranks_of.keys():
+        if self._ended.keys() >= self.trainees.ranks_of.keys():
             self.session.fabric.reached(TRAIN, min(self._ended.values()) + 1)
 
     @asynccontextmanager

@@ -253,7 +253,7 @@ class Trainees:
             for phase in happened.phases:
                 if phase.end_ns:
                     if self.traffic is not None:
-                        self.traffic.phase_ended(node, phase.version, phase.index)
+                        self.traffic.phase_ended(node, phase.index)
                     self._session.record.event("phase", self._phase_row(node, phase))
 
     def _phase_row(self, node: str, phase: PhaseHappened) -> dict[str, object]:
