@@ -8,28 +8,14 @@ on it. What no switch can carry is returned as *unserved* and stays on the elect
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from harness.errors import UsageError
-from harness.fabric.links import Link, Trunk, Uplink
+from harness.fabric.links import DARK, Edge, Link, Plan, Trunk, Uplink
 from harness.fabric.matchings import ring, round_robin
+from harness.fabric.planner import lay
 from harness.fabric.topology import Topology
 from harness.model.ports import parse_circuit
 from harness.model.scenario import Shape
-
-Edge = tuple[str, str]
-"""Two ToR names."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Links to bring up, and the edges of the shape that no switch can carry."""
-
-    links: frozenset[Link]
-    unserved: tuple[Edge, ...] = ()
-
-
-DARK = Plan(frozenset())
 
 
 def plan_shape(topology: Topology, name: str, shape: Shape) -> Plan:
@@ -38,12 +24,21 @@ def plan_shape(topology: Topology, name: str, shape: Shape) -> Plan:
         case "dark":
             return DARK
         case "ring":
-            return assign(topology, ring_colours(tuple(topology.tors)), shape.rotate)
+            return _dealt(topology, ring_colours(tuple(topology.tors)), shape.rotate)
         case "pairs":
             round_ = factor_round(tuple(topology.tors), shape.rotate)
-            return assign(topology, [round_] * len(topology.switches), 0)
+            return _dealt(topology, [round_] * len(topology.switches), 0)
         case "listed":
             return _listed(topology, name, shape)
+
+
+def _dealt(topology: Topology, colours: Sequence[Sequence[Edge]], rotate: int) -> Plan:
+    """Deal matchings to the switches, or, under two tiers, lay their edges through both."""
+    if not topology.trunks:
+        return assign(topology, colours, rotate)
+    plan = lay(topology, [edge for colour in colours for edge in colour])
+    joined = {frozenset((link.a.tor, link.b.tor)) for link in plan.links}
+    return Plan(plan.links, tuple(e for e in plan.unserved if frozenset(e) not in joined))
 
 
 def ring_colours(tors: Sequence[str]) -> list[list[Edge]]:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.fabric.circuits import DARK, Plan
 from harness.fabric.decision import Links, Settings, circuits_of, needed_for_ns, time_text
 from harness.fabric.demand import Comm, Demand, Floats
+from harness.fabric.links import DARK, Plan
 from harness.fabric.prediction import capacity
 from harness.fabric.refusals import refusal, sound
 from harness.fabric.topology import Topology

@@ -21,9 +21,8 @@ import numpy as np
 
 from drivers.base import Circuit
 from harness.clock import NS_PER_MS
-from harness.fabric.circuits import DARK, Plan
 from harness.fabric.demand import Demand
-from harness.fabric.links import Link
+from harness.fabric.links import DARK, Link, Plan
 from harness.fabric.prediction import capacity, finish_ns, ideal_ns
 from harness.fabric.refusals import refusal, sound
 from harness.fabric.stranding import stranded

@@ -1,4 +1,4 @@
-"""Uplinks, trunks, and the links that circuits make of them. Values only."""
+"""Uplinks, trunks, the links that circuits make of them, and plans of such. Values only."""
 
 from __future__ import annotations
 
@@ -82,6 +82,21 @@ class Link:
     def __str__(self) -> str:
         arrow = "-" if self.both else ">"
         return f"{self.a.tor}{arrow}{self.b.tor}@{'+'.join(self.switches)}"
+
+
+Edge = tuple[str, str]
+"""Two ToR names."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Links to bring up, and the pairs of ToRs that were asked for and that no switch can join."""
+
+    links: frozenset[Link]
+    unserved: tuple[Edge, ...] = ()
+
+
+DARK = Plan(frozenset())
 
 
 def _way(a: Uplink, b: Uplink, trunks: tuple[Trunk, ...]) -> Iterator[tuple[str, Circuit]]:

@@ -17,9 +17,8 @@ import rustworkx
 
 from harness.errors import UsageError
 from harness.fabric import matchings
-from harness.fabric.circuits import Edge, Plan
 from harness.fabric.laying import Board, is_one_way
-from harness.fabric.links import Link
+from harness.fabric.links import Edge, Link, Plan
 from harness.fabric.matchings import Floats, Pair, Planes, checked
 from harness.fabric.prediction import capacity
 from harness.fabric.serving import Serving

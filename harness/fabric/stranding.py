@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from harness.fabric.circuits import Edge
 from harness.fabric.demand import Demand
-from harness.fabric.links import Link
+from harness.fabric.links import Edge, Link
 from harness.fabric.topology import Topology
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import UsageError
-from harness.fabric.circuits import Plan
+from harness.fabric.links import Plan
 from harness.fabric.topology import Topology, topology_of
 from harness.model.bench import Bench
 from harness.model.load import (

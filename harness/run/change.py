@@ -16,8 +16,7 @@ from drivers.errors import DriverError
 from harness.bench.base import Switched
 from harness.clock import NS_PER_S
 from harness.errors import SteeringFailed
-from harness.fabric.circuits import Plan
-from harness.fabric.links import Link
+from harness.fabric.links import Link, Plan
 from harness.run.hearing import HEAR_NS, Verdict, hear
 from harness.run.session import ELECTRICAL, Session
 

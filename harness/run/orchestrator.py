@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.bench.base import Bench
 from harness.errors import InfrastructureError, NothingRan, RestoreFailed
-from harness.fabric.circuits import Plan
+from harness.fabric.links import Plan
 from harness.model.scenario import Scenario
 from harness.run import custody
 from harness.run.generation.asked import GenerationAsked

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from drivers.base import EMPTY, Delta, Matching
 from drivers.catalog import preview
-from harness.fabric.circuits import Plan, plan_shape
-from harness.fabric.links import Link
+from harness.fabric.circuits import plan_shape
+from harness.fabric.links import Link, Plan
 from harness.fabric.topology import Topology
 from harness.model.bench import Bench
 from harness.model.scenario import Check, Collectives, Generate, Reconfigure, Rl, Scenario, Shift

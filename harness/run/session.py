@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from harness.bench.base import Bench
 from harness.clock import NS_PER_S
 from harness.errors import InfrastructureError
-from harness.fabric.circuits import DARK, Plan
-from harness.fabric.links import Link
+from harness.fabric.links import DARK, Link, Plan
 from harness.model.scenario import Scenario
 from harness.run.generation.asked import GenerationAsked
 from harness.run.rl.asked import TrainingAsked

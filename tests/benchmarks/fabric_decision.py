@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from harness.fabric.circuits import DARK, Plan
 from harness.fabric.correction import corrected
 from harness.fabric.course import course
 from harness.fabric.decision import Settings, decide
 from harness.fabric.demand import Comm, Demand
+from harness.fabric.links import DARK, Plan
 from harness.fabric.topology import Topology
 from harness.fabric.windows import Window
 from tests.unit.fabric_bench import MS, bench, plan

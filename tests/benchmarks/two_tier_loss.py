@@ -37,8 +37,8 @@ from harness.bench.leftovers import kept_for
 from harness.bench.running import Places, RunningBench
 from harness.bench.wiring import room_name, uplink_drain_ms
 from harness.clock import NS_PER_MS, NS_PER_S, RealClock
-from harness.fabric.circuits import Plan, plan_shape
-from harness.fabric.links import Link
+from harness.fabric.circuits import plan_shape
+from harness.fabric.links import Link, Plan
 from harness.fabric.topology import Topology, topology_of
 from harness.model.load import load_bench
 from harness.model.scenario import Scenario, Shape, Shift

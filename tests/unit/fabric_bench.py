@@ -8,9 +8,8 @@ from itertools import combinations
 import numpy as np
 from hypothesis import strategies as st
 
-from harness.fabric.circuits import Plan
 from harness.fabric.demand import Demand
-from harness.fabric.links import Link, Uplink
+from harness.fabric.links import Link, Plan, Uplink
 from harness.fabric.topology import NodePlace, Plane, Rates, Topology, TorPlace
 
 MS = 1e6

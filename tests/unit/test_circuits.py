@@ -185,3 +185,14 @@ def test_listed_circuits_between_pods_take_a_trunk_of_each_to_the_core() -> None
 def test_an_aggregation_switch_of_one_pod_joins_no_tor_of_another() -> None:
     with pytest.raises(UsageError, match="tor0-tor2@agg0"):
         plan_shape(two_pods(), "wrong", Shape(circuits=("tor0-tor2@agg0",)))
+
+
+def test_under_two_tiers_shapes_are_laid_through_trunks() -> None:
+    bench = load_bench(QUICKSTART.with_name("two-tier.toml"))
+    two_tier = topology_of(bench)
+    for shape in (Shape(template="ring"), Shape(template="pairs", rotate=1)):
+        plan = plan_shape(two_tier, "shape", shape)
+        assert not plan.unserved
+        assert any("core0" in link.switches or "core1" in link.switches for link in plan.links)
+        for switch in two_tier.switches:
+            two_tier.matching(plan.links, switch)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.fabric.circuits import DARK, Plan
 from harness.fabric.course import Course, Segment, best_path, course
 from harness.fabric.decision import Links, Settings, needed_ns
 from harness.fabric.demand import Comm, Demand, Floats, nothing
+from harness.fabric.links import DARK, Plan
 from harness.fabric.prediction import PAYLOAD_SHARE, finish_ns
 from tests.unit.fabric_bench import MS, bench, demand, demands, plan, plans
 

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.fabric.circuits import DARK, Plan
 from harness.fabric.decision import Decision, Numbers, Settings, decide, needed_ns, still_pays
 from harness.fabric.demand import Demand, nothing, of_collective
-from harness.fabric.links import Link, Trunk, Uplink
+from harness.fabric.links import DARK, Link, Plan, Trunk, Uplink
 from harness.fabric.prediction import PAYLOAD_SHARE, finish_ns
 from harness.fabric.refusals import refusal, sound
 from harness.fabric.topology import Plane

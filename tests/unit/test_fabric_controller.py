@@ -27,7 +27,7 @@ from generation_bench import Events
 from virtual_time import run_virtually
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.fabric.circuits import Plan
+from harness.fabric.links import Plan
 from harness.fabric.topology import Topology
 from harness.model.fabric_rules import Arm
 from harness.model.scenario import Fabric

@@ -26,8 +26,8 @@ from virtual_time import run_virtually
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SteeringFailed
-from harness.fabric.circuits import Plan
 from harness.fabric.generated import Numbers, bench_of
+from harness.fabric.links import Plan
 from harness.fabric.topology import Topology, topology_of
 from harness.model.fabric_rules import Arm
 from harness.model.scenario import Fabric

@@ -17,8 +17,8 @@ from agents.training.traffic import Lengths, Traffic
 from harness.cli import main
 from harness.entry import plan_text
 from harness.errors import ExitCode
-from harness.fabric.circuits import Plan
 from harness.fabric.demand import Comm, of_moves, of_training, total
+from harness.fabric.links import Plan
 from harness.fabric.planner import plan_demand
 from harness.fabric.topology import Topology
 from harness.model.degrees import Degrees, parse_degrees

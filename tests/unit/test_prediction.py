@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.fabric.circuits import Plan
 from harness.fabric.demand import Demand, nothing
-from harness.fabric.links import Link
+from harness.fabric.links import Link, Plan
 from harness.fabric.matchings import Rates, finish_s
 from harness.fabric.prediction import (
     BYTES_PER_NS_OF_A_MBIT,

@@ -10,7 +10,7 @@ import pytest
 
 from harness.clock import RealClock
 from harness.errors import InfrastructureError, StepFailed
-from harness.fabric.circuits import DARK
+from harness.fabric.links import DARK
 from harness.model.scenario import Reconfigure
 from harness.run import reconfigure
 from harness.run.change import Change

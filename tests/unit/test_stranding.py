@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.fabric.circuits import Plan
 from harness.fabric.decision import Settings, decide
 from harness.fabric.demand import Demand
+from harness.fabric.links import Plan
 from harness.fabric.planner import plan_demand
 from harness.fabric.prediction import capacity
 from harness.fabric.stranding import stranded

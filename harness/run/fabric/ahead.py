@@ -6,9 +6,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from harness.clock import NS_PER_S
-from harness.fabric.circuits import Plan
 from harness.fabric.course import Course
 from harness.fabric.demand import Comm
+from harness.fabric.links import Plan
 from harness.run.fabric.traffic import Part
 
 UNKNOWN_NS = 10 * NS_PER_S

@@ -19,9 +19,8 @@ from drivers.errors import DriverError
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SteeringFailed
 from harness.fabric.blame import blamed
-from harness.fabric.circuits import DARK, Plan
 from harness.fabric.decision import Links, Settings, circuits_of, needed_ns
-from harness.fabric.links import Link
+from harness.fabric.links import DARK, Link, Plan
 from harness.fabric.refusals import sound
 from harness.model.fabric_rules import Arm
 from harness.run.change import Change, listen, moving, prepare, switch_over

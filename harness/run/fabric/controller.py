@@ -16,10 +16,10 @@ from itertools import pairwise
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.fabric.blame import parts_of
-from harness.fabric.circuits import Plan
 from harness.fabric.course import Course, Segment, course
 from harness.fabric.decision import Decision, Settings, decide, still_pays
 from harness.fabric.demand import Comm, Demand, total
+from harness.fabric.links import Plan
 from harness.fabric.planner import plan_demand
 from harness.fabric.refusals import sound
 from harness.fabric.windows import Window

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from harness.fabric.circuits import DARK, Plan
 from harness.fabric.course import course
 from harness.fabric.decision import Decision, Links, Settings, decide, time_text
 from harness.fabric.demand import Comm, Demand, total
 from harness.fabric.drawing import matrix_lines
+from harness.fabric.links import DARK, Plan
 from harness.fabric.planner import plan_demand
 from harness.fabric.prediction import capacity, finish_ns, ideal_ns
 from harness.fabric.topology import Topology
