@@ -16,6 +16,8 @@ def stranded(topology: Topology, demand: Demand, links: Iterable[Link]) -> tuple
 
     They have no link, and one of them, or both, no electrical path.
     """
+    if not topology.cut:
+        return ()
     joined = {(near.tor, far.tor) for link in links for near, far in link.ways}
     order = np.argsort(-demand.sent_bytes, axis=None, kind="stable")
     rows, columns = np.unravel_index(order, demand.sent_bytes.shape)
