@@ -112,7 +112,6 @@ do = "rl"
 policies = ["static:2xTP1"]
 fabrics = ["rfabric"]
 sync = "pairs"
-sync_retries = 9
 """
 
 
@@ -298,16 +297,21 @@ def test_a_stuck_port_a_tor_without_its_electrical_link_and_a_late_controller(
     fabric.breaks("agg2", stuck_ports=(17,))
     fabric.wait_for_part("broken", "gen0:u1")
     fabric.plug("gen1", plugged=False)
+    fabric.wait_for_part("broken", "gen1:e0")
     fabric.wait_for_step(3)
     fabric.process.send_signal(signal.SIGSTOP)
     time.sleep(STOPPED_S)
     fabric.process.send_signal(signal.SIGCONT)
     fabric.wait_for_step(4)
     fabric.plug("gen1", plugged=True)
+    fabric.wait_for_part("back", "gen1:e0")
     code, out = fabric.finish()
     assert code == 0, out
     fabric.all_steps_were_made(steps)
     assert "gen0:u1" in fabric.nothing_broken_is_planned_with()
+    assert "failed" not in {row["outcome"] for row in fabric.rows("sync")}, "nobody was stranded"
+    reasons = "; ".join(row["reason"] for row in fabric.rows("fabric"))
+    assert "-gen1 would be stranded" in reasons
     changes = fabric.rows("fabric_change")
     assert any("agg2: no light on egress ports 17" in row["error"] for row in changes)
     assert fabric.lab.snapshots() == dict.fromkeys(fabric.bench.switches, True)

@@ -27,14 +27,16 @@ from harness.model.fabric_rules import CIRCUITS, Arm
 from harness.run.fabric.ahead import Ahead
 from harness.run.fabric.circuits import Circuits
 from harness.run.fabric.history import History
-from harness.run.fabric.told import decision_row, traffic_row
-from harness.run.fabric.traffic import Meter, Part
+from harness.run.fabric.told import decision_row, part_row, traffic_row
+from harness.run.fabric.traffic import ELECTRICAL, Crossed, Meter, Part
 from harness.run.hearing import beacons_off, beacons_on
 from harness.run.session import Session
 from harness.tasks import to_the_end, together
 
 STEPS_AHEAD = 4
 """Over which a change that leads to and fro is weighed."""
+SETTLED_NS = 5 * NS_PER_S
+"""For circuits without which traffic gets nowhere; then it begins all the same."""
 BEACONS_NS = 5 * NS_PER_MS
 """Between two beacons on an uplink: how late a far end may be seen. They cost the nodes' cores."""
 NOWHERE = Course((), 0.0, 0.0, 0.0)
@@ -127,7 +129,9 @@ class Controller:
     @asynccontextmanager
     async def during(self, part: Part) -> AsyncIterator[None]:
         """Traffic that was announced is under way while the body runs; what crosses is counted."""
-        await self.meter.read()
+        await self._read()
+        if self.topology.cut:  # what has no circuit yet would get nowhere
+            await self.settled(SETTLED_NS)
         begin_ns = self.clock.now_ns()
         if self._ended is not None:
             ended, at_ns = self._ended
@@ -143,12 +147,25 @@ class Controller:
 
     async def _count(self, part: Part, took_ns: int) -> None:
         """Tell what crossed beside what was announced, and remember it for the next time."""
-        crossed = await self.meter.read()
+        crossed = await self._read()
         announced = total(self.topology, _whole(part.comms), part.kind)
         if crossed is not None:
             self.history.crossed(announced, crossed)
         row = traffic_row(part.kind, announced.total_bytes, crossed, took_ns)
         self._record("fabric_traffic", row)
+
+    async def _read(self) -> Crossed | None:
+        """Return what crossed; plan anew where an electrical link went down, or is up again."""
+        crossed, known = await self.meter.read(), self.topology.cut
+        if self.follows and self.meter.cut != known:
+            self.topology = replace(self.topology, cut=self.meter.cut)
+            for tor in sorted(self.meter.cut ^ known):
+                part, is_cut = f"{tor}:{ELECTRICAL}", tor in self.meter.cut
+                why = "no link: what the ToR sends and gets needs circuits" if is_cut else "a link"
+                row = part_row(part, "broken" if is_cut else "back", why)
+                self._record("fabric_part", row)
+            self._again()
+        return crossed
 
     async def settled(self, limit_ns: int) -> bool:
         """Wait until no change is decided or under way; whether that came about in time.
@@ -185,7 +202,7 @@ class Controller:
     def _static_plan(self, ahead: Ahead) -> Plan:
         """Return the scenario's shape, or one plan for a step: anew only where something broke."""
         faults, shape = self.circuits.faults, self.session.scenario.fabric.static
-        key = faults.names, tuple(part.kind for part in ahead.parts)
+        key = faults.names | self.topology.cut, tuple(part.kind for part in ahead.parts)
         if self._static is None or self._static[0] != key:
             if shape:
                 links = sound(self.topology, self.session.plans[shape].links, faults.broken)

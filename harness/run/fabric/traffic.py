@@ -14,7 +14,7 @@ from harness.run.session import MESSAGE_NS, Session
 from harness.wire.messages import Counters, ReadCounters
 
 _UPLINK = re.compile(r"u\d+")
-_ELECTRICAL = "e0"
+ELECTRICAL = "e0"
 
 
 class Part(NamedTuple):
@@ -42,6 +42,8 @@ class Meter:
     """Reads the counters of all ToRs; None where a ToR has nobody to read them."""
 
     session: Session
+    cut: frozenset[str] = frozenset()
+    """ToRs whose electrical link was down at the last reading."""
     _last: dict[str, Counters] | None = None
 
     async def read(self) -> Crossed | None:
@@ -53,6 +55,7 @@ class Meter:
             dict.fromkeys(tors, ReadCounters()), Counters, MESSAGE_NS
         )
         before, self._last = self._last, now
+        self.cut = frozenset(tor for tor in tors if ELECTRICAL in now[tor].down)
         if before is None:
             return None
         sent = [_since(now[tor].sent_bytes, before[tor].sent_bytes) for tor in tors]
@@ -72,4 +75,4 @@ class _Bytes(NamedTuple):
 def _since(now: dict[str, int], before: dict[str, int]) -> _Bytes:
     grown = {name: value - before.get(name, 0) for name, value in now.items()}
     circuits = sum(value for name, value in grown.items() if _UPLINK.fullmatch(name))
-    return _Bytes(float(grown.get(_ELECTRICAL, 0)), float(circuits))
+    return _Bytes(float(grown.get(ELECTRICAL, 0)), float(circuits))
