@@ -119,8 +119,10 @@ class _Landing:
 class Fleet:
     """Instances by name, and all requests that have not ended."""
 
-    def __init__(self, hardware: Hardware, compute: Compute) -> None:
-        self.hardware, self.compute = hardware, compute
+    def __init__(
+        self, hardware: Hardware, compute: Compute, before: Sequence[Finished] = ()
+    ) -> None:
+        self.hardware, self.compute, self._before = hardware, compute, before
         self.now_ns = 0
         self.engines: dict[str, Engine] = {}
         self.coming: frozenset[str] = frozenset()
@@ -336,7 +338,7 @@ class Fleet:
             now_s=self.now_ns / NS_PER_S,
             instances=tuple(engine.seen() for engine in self.engines.values()),
             requests=requests,
-            history=(*self._past, _finished(len(self._past), self._ended)),
+            history=(*self._before, *self._past, _finished(len(self._past), self._ended)),
             gpus_of=self.hardware.gpus_of,
             cap_tokens=cap_tokens,
             moved=tuple(moved for moved in self.moved if moved.id in self.jobs),

@@ -20,7 +20,7 @@ from harness.model.replay import ReplayRequest
 from harness.rlsim.fleet import Fleet, Hardware
 from harness.scheduling.compute import Compute
 from harness.scheduling.policies import Policy, assign, decide, order, rebalance, smallest
-from harness.scheduling.view import Moved, Plan, Settings, View
+from harness.scheduling.view import Finished, Moved, Plan, Settings, View
 from harness.scheduling.waves import Wave, waves
 
 
@@ -67,20 +67,23 @@ def simulate(
     settings: Settings,
     *,
     cap_tokens: int,
+    turns_max: int = 1,
+    before: Sequence[Finished] = (),
     compute: Compute | None = None,
     replan_s: float = 2.0,
     balance_s: float = 0.25,
 ) -> Result:
     """Generate the batches one after another; a switch takes `settings.switch_s`.
 
-    `cap_tokens`: of a whole trajectory. `compute`: what policies take the hardware for, if it is
-    not what it is. Raises `UsageError` where a request can run nowhere, and for ``best_static``
-    without a layout: `harness.rlsim.search` finds it.
+    `cap_tokens` and `turns_max`: of a whole trajectory. `before`: batches that policies remember,
+    numbered below 0. `compute`: what policies take the hardware
+    for, if it is not what it is. Raises `UsageError` where a request can run nowhere, and for
+    ``best_static`` without a layout: `harness.rlsim.search` finds it.
     """
-    fleet = Fleet(hardware, compute or hardware.compute())
-    pool = _Pool(policy, fleet, settings, cap_tokens, (replan_s, balance_s))
+    fleet = Fleet(hardware, compute or hardware.compute(), before)
+    pool = _Pool(policy, fleet, settings, (cap_tokens, turns_max), (replan_s, balance_s))
     for number, batch in enumerate(batches):
-        pool.generate(batch, number, coming=sum(map(len, batches[number + 1 : number + 2])))
+        pool.generate(batch, number, coming=list(map(len, batches[number + 1 :])))
     return Result(
         batch_s=tuple(pool.batch_s),
         tokens=fleet.tokens,
@@ -99,11 +102,11 @@ class _Pool:
         policy: Policy,
         fleet: Fleet,
         settings: Settings,
-        cap_tokens: int,
+        most: tuple[int, int],
         every_s: tuple[float, float],
     ) -> None:
         self._policy, self._fleet, self._settings = policy, fleet, settings
-        self._cap_tokens = cap_tokens
+        self._cap_tokens, self._turns_max = most
         replan_s, balance_s = every_s
         self._replan_ns = round(replan_s * NS_PER_S) if policy.plans else FOREVER_NS
         self._balance_ns = round(balance_s * NS_PER_S) if policy.balances else FOREVER_NS
@@ -111,14 +114,18 @@ class _Pool:
         self._placed: dict[str, tuple[Instance, ...]] = {}
         self._change: tuple[int, Mix, Wave] | None = None
         """When it ends, what is up then, what is built."""
-        self._coming = self._switches = 0
-        """Requests of the next batch; switches since this one runs."""
+        self._coming: Sequence[int] = ()
+        """Requests of the next batches."""
+        self._switches = 0
+        """Since this one runs."""
         self.batch_s: list[float] = []
         self.layouts: list[tuple[float, Mix]] = []
         self.looks: list[Looked] = []
 
-    def generate(self, batch: Sequence[ReplayRequest], number: int, *, coming: int) -> None:
-        """Generate one batch, to the end of its last request; then as many are `coming`."""
+    def generate(
+        self, batch: Sequence[ReplayRequest], number: int, *, coming: Sequence[int]
+    ) -> None:
+        """Generate one batch, to the end of its last request; then batches of so many come."""
         fleet, began_ns = self._fleet, self._fleet.now_ns
         self._coming, self._switches = coming, 0
         self._begin(batch, number)
@@ -231,7 +238,9 @@ class _Pool:
         return replace(
             self._fleet.view(self._cap_tokens, truth=self._policy.knows),
             layout=self._layout,
-            coming=self._coming,
+            coming=self._coming[0] if self._coming else 0,
+            coming_batches=len(self._coming),
+            turns_max=self._turns_max,
             switches=self._switches,
             switched_s=self.layouts[-1][0] if len(self.layouts) > 1 else None,
             changing=self._change is not None,

@@ -113,28 +113,37 @@ def _uneven(pool: Pool) -> int:
 
 @dataclass(frozen=True)
 class Coming:
-    """The next batch: seconds that it takes from its beginning, by the layout that it begins in.
+    """The next batches: seconds that each takes from its beginning, by the layout it begins in.
 
-    By default nobody comes. In a layout that is not known here it begins with a switch to the best.
+    By default nobody comes. There are `batches` of them. A switch as they begin costs `switch_s`,
+    and is only made for more than `margin` of what they take; in a layout that is not known here
+    they begin with one to the best.
     """
 
     by_layout: Mapping[frozenset[Layout], float]
     switch_s: float
     here: Mix
+    batches: int = 1
+    margin: float = 0.0
+    begins: bool = False
 
     def loses_s(self, mix: Mix) -> float:
-        """Return how much longer it takes after a change to this layout than without one.
+        """Return how much longer they take after a change to this layout than without one.
 
-        Never less than 0: what is better for it is decided as it begins, when more is known.
+        Less than 0 only where a batch `begins`: in its course, what is better for the next ones is
+        left to be decided as they begin, when more is known, and costs no more then.
         """
         if not self.by_layout:
             return 0.0
-        return max(0.0, self._takes_s(mix) - self._takes_s(self.here))
+        loses_s = self._takes_s(mix) - self._takes_s(self.here)
+        return loses_s if self.begins else max(0.0, loses_s)
 
     def _takes_s(self, mix: Mix) -> float:
-        """Return the cheaper of working it off in this layout, and of switching first."""
-        switched_s = self.switch_s + min(self.by_layout.values())
-        return min(self.by_layout.get(frozenset(mix), np.inf), switched_s)
+        """Return the cheaper of working them off in this layout, and of switching first."""
+        best_s = min(self.by_layout.values())
+        takes_s = self.by_layout.get(frozenset(mix), np.inf)
+        margin_s = self.margin * min(takes_s, 2 * best_s)
+        return min(self.batches * takes_s, self.switch_s + self.batches * (best_s + margin_s))
 
 
 NOBODY = Coming({}, 0.0, Mix())

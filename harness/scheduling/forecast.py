@@ -21,7 +21,15 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from harness.scheduling.flight import TINY, Belief, Flight, believe, count, edges_of
+from harness.scheduling.flight import (
+    STRATA,
+    TINY,
+    Belief,
+    Flight,
+    believe,
+    count,
+    edges_of,
+)
 from harness.scheduling.survival import learn, log_tail, score_of
 from harness.scheduling.view import Finished, Floats, Ints, View
 
@@ -29,6 +37,8 @@ SCORE_80 = 1.2816
 """Of the standard normal, 80 % lie between this and its negative."""
 DOUBT_MAX = 2.0
 """How much wider intervals become, at most, because the law itself is uncertain."""
+LUCK = (1, 3, 2, 0, 4)
+"""By stratum of the level, that of the longest: the one says nothing of the other."""
 GOLDEN = (5**0.5 - 1) / 2
 """Any stretch of its multiples, modulo 1, fills (0, 1) evenly."""
 
@@ -56,6 +66,20 @@ class Forecast:
     longest: Interval
     past_batches: int
     parts: tuple[_Remaining, ...] = field(default=(), repr=False)
+
+    def sets(self) -> tuple[Floats, ...]:
+        """Return several sets of lengths, each as likely as another; the middle one is typical.
+
+        They differ in the level, in whether one runs away, and in who is long. What is known for
+        certain is one set.
+        """
+        if not self.parts:
+            return (self.spread,)
+        found = np.empty((STRATA, len(self.spread)))
+        for part in self.parts:
+            for stratum in range(STRATA):
+                found[stratum, part.rows] = part.drawn(stratum)
+        return tuple(found)
 
     def quantiles(self, levels: Sequence[float]) -> Floats:
         """Return the lengths that remaining ones stay below with these chances.
@@ -186,8 +210,26 @@ class _Remaining:
         left: Floats = np.maximum(1.0, start + way * (edges[upper] - start) - self.flight.produced)
         return left
 
+    def drawn(self, stratum: int) -> Floats:
+        """Return one length for each request under the law of this stratum.
+
+        From one stratum to the next all levels go on by an equal part of (0, 1), so every request
+        is short in some and long in others. The longest has its own: of n, it stays below the
+        quantile p ** (1 / n) with a chance of p.
+        """
+        belief = self.belief._replace(scores=self.belief.strata[stratum])
+        law = _Remaining(self.rows, self.flight, belief, self.correlation)
+        levels = (self._levels() + stratum / STRATA) % 1.0
+        chance = (LUCK[stratum] + 0.5) / STRATA
+        levels[np.argmax(levels)] = chance ** (1 / len(levels))
+        return law.lengths(levels)
+
     def spread(self) -> Floats:
-        """Return one remaining length for each request, distributed as all of them.
+        """Return one remaining length for each request, distributed as all of them."""
+        return self.lengths(self._levels())
+
+    def _levels(self) -> Floats:
+        """Return a level for each request.
 
         The levels are (k + 1/2) / n; requests in the order of their means, so that those of equal
         evidence lie together, get them in the order of the golden-ratio sequence, any stretch of
@@ -197,7 +239,7 @@ class _Remaining:
         sequence = np.argsort(np.arange(size) * GOLDEN % 1.0)
         levels = np.empty(size)
         levels[np.argsort(self.expected, kind="stable")[sequence]] = (np.arange(size) + 0.5) / size
-        return self.lengths(levels)
+        return levels
 
     def sums(self, tokens: Floats) -> _Sums:
         """Return what is known of the sum, and of the maximum, at each of these maxima."""

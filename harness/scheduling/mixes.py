@@ -106,8 +106,13 @@ def options(
     kinds: Sequence[Layout],
     gpus_of: Mapping[str, int],
     switch_s: float,
+    *,
+    improved: int = IMPROVED,
 ) -> list[Option]:
-    """Return what could be, the soonest to end first; what there is is among them if it can be."""
+    """Return what could be, the soonest to end first; what there is is among them if it can be.
+
+    Where requests are few, the best deals are `improved`.
+    """
     few = len(pool.work) <= FEW
     candidates = [(mix, _placed(mix, gpus_of)) for mix in mixes(kinds, gpus_of, three=few)]
     here = pool.placed
@@ -115,7 +120,10 @@ def options(
         candidates = [(mix, placed) for mix, placed in candidates if placed != here]
         if len(pool.mix) <= 2 + few:
             candidates.append((pool.mix, here))
-    found = (_few if few else _many)(pool, compute, candidates, switch_s)
+    if few:
+        found = _few(pool, compute, candidates, switch_s, improved)
+    else:
+        found = _many(pool, compute, candidates, switch_s)
     return sorted((each for each in found if np.isfinite(each.total_s)), key=soonest)
 
 
@@ -132,7 +140,11 @@ def _many(
 
 
 def _few(
-    pool: Pool, compute: Compute, candidates: Sequence[tuple[Mix, Placed]], switch_s: float
+    pool: Pool,
+    compute: Compute,
+    candidates: Sequence[tuple[Mix, Placed]],
+    switch_s: float,
+    improved: int,
 ) -> list[Option]:
     """Return the options, with few requests dealt one by one; the best ones are improved."""
     here, tried = pool.placed, []
@@ -148,7 +160,7 @@ def _few(
     tried.sort(key=lambda each: each[0].total_s)
     found = []
     for rank, (dealt, dealer, mix, placed) in enumerate(tried):
-        better = dealer.timed(dealer.improved(dealt.at)) if rank < IMPROVED else dealt
+        better = dealer.timed(dealer.improved(dealt.at)) if rank < improved else dealt
         names = tuple(placed)
         kinds = tuple(_kind(one_of(part), placed, here) for part in mix)
         found.append(

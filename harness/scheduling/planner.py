@@ -21,6 +21,8 @@ seconds, lengths in tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -33,18 +35,19 @@ from harness.scheduling.courses import (
     Coming,
     Course,
     Later,
-    best_later,
-    course_of,
     dealt,
-    retimed,
-    staying,
 )
 from harness.scheduling.forecast import Forecast
-from harness.scheduling.mixes import Kind, Option, Pool, one_of, options
+from harness.scheduling.mixes import Kind, Option, Pool, one_of
+from harness.scheduling.outlook import Outlook, outlook
 from harness.scheduling.pooled import Open
 from harness.scheduling.turns import later_tokens
 from harness.scheduling.view import Ints, Plan, Settings, View
 
+SETS_ROWS = 2048
+"""Of more requests than that, only the typical set of lengths is looked at."""
+FIRST_LOOKED_AT = 6
+"""Layouts to begin with, for which a switch in the course is considered."""
 PATIENCE = 0.01
 """Of the time left: what waiting must save to be worth it; at the best moment it saves nothing."""
 
@@ -65,22 +68,20 @@ def plan(
     Where there is nothing to stay with, no instance or one too small for a request, `stay_s` is 0
     and the best is wanted too.
     """
-    pool = _pool(view, forecast)
+    pools = _pools(view, forecast)
+    pool = pools[0]
     if not len(pool.work) or view.changing:
         return Plan(None, "a switch is under way" if len(pool.work) else "nothing is open", 0.0)
-    kinds = layouts or compute.layouts(max(view.gpus_of.values(), default=0))
-    kinds = tuple(dict.fromkeys(map(one_of, kinds)))
-    found = options(pool, compute, kinds, view.gpus_of, settings.switch_s)
-    found = retimed(pool, found, compute)
-    if not found:
+    several = layouts or compute.layouts(max(view.gpus_of.values(), default=0))
+    kinds = tuple(dict.fromkeys(map(one_of, several)))
+    ahead = outlook(pools, compute, kinds, view.gpus_of, settings)
+    if not ahead.found:
         return Plan(None, _nothing_fits(pool, kinds, view), 0.0)
-    then = coming(view, forecast, compute, kinds, settings) if len(view.requests) else NOBODY
-    found.sort(key=lambda option: option.total_s + then.loses_s(option.mix))
-    stay = staying(pool, found, compute, settings)
+    then = replace(_then(view, pools, compute, kinds, settings), begins=must)
+    found = sorted(ahead.found, key=lambda option: option.total_s + then.loses_s(option.mix))
+    stay = ahead.stay
     kept = next((option for option in found if option.kept), None)
-    best, waits = _best(found, stay, then, must=must), None
-    if stay is not None and best is not None and not must and _saved_s(best, stay, then) > 0:
-        best, waits = _ahead(pool, found, stay, then, compute=compute, settings=settings)
+    best, waits = _chosen(ahead, found, then, compute, settings)
     left_s = stay.lasts_s if stay else 0.0
     if best is None:
         reason = f"{pool.mix} is the best there is: {left_s:.1f} s are left"
@@ -89,6 +90,8 @@ def plan(
     if stay is not None and not must:
         reason = _tired(view, settings) or _little(best, stay, then, margin)
         reason = reason or _patience(best, stay, then, waits)
+        if not reason and forecast.parts and not forecast.past_batches:
+            reason = _guess(best, ahead, margin)
     return Plan(
         None if reason else best.mix,
         reason or _praise(best, stay),
@@ -103,23 +106,42 @@ def plan(
 # -- what is open ----------------------------------------------------------------------------------
 
 
-def _pool(view: View, forecast: Forecast) -> Pool:
-    """Look at the view: instances on usable nodes, and requests, with those that are coming."""
+def _pools(view: View, forecast: Forecast) -> list[Pool]:
+    """Look at the view: instances on usable nodes, and requests, or those that are coming.
+
+    One for each set of lengths that the requests may have, if they are not too many; a typical one
+    first.
+    """
     usable = [at for at, each in enumerate(view.instances) if each.node in view.gpus_of]
+    instances = tuple(view.instances[each] for each in usable)
     new_place = np.full(len(view.instances) + 1, -1)
     new_place[usable] = np.arange(len(usable))
     requests, rows = view.requests, len(view.requests)
+    if not rows and view.coming:
+        work = fresh(view, next_lengths(view, forecast.spread))
+        return [Pool(work, np.full(len(work), -1), instances)]
     at = new_place[requests.at]  # the last of them answers for -1, nowhere
-    remaining = np.maximum(forecast.spread.astype(np.float64), 1.0)
     expected = np.maximum(forecast.expected.astype(np.float64), 1.0)
     context = requests.context.astype(np.float64)
     computes = np.where(requests.running & (at >= 0), 0.0, context)
-    later = later_tokens(view, remaining)
-    work = Open(remaining, expected, context, computes, np.ones(rows), later)
-    if not rows and view.coming:
-        work = fresh(view, next_lengths(view, forecast))
-        at = np.full(len(work), -1)
-    return Pool(work, at, tuple(view.instances[each] for each in usable))
+    sets = forecast.sets() if rows <= SETS_ROWS else (forecast.spread,)
+    middle = len(sets) // 2
+    pools = []
+    for lengths in (sets[middle], *sets[:middle], *sets[middle + 1 :]):
+        remaining = np.maximum(lengths.astype(np.float64), 1.0)
+        later = later_tokens(view, remaining)
+        work = Open(remaining, expected, context, computes, np.ones(rows), later)
+        pools.append(Pool(work, at, instances))
+    return pools
+
+
+def _then(
+    view: View, pools: Sequence[Pool], compute: Compute, kinds: Sequence[Layout], settings: Settings
+) -> Coming:
+    """Return what the next batches take, where they are not what is planned for."""
+    if not len(view.requests):
+        return NOBODY
+    return coming(view, [each.work.remaining for each in pools], compute, kinds, settings)
 
 
 def _saved_s(option: Option, stay: Course, then: Coming) -> float:
@@ -150,9 +172,7 @@ def _margin(view: View, forecast: Forecast, settings: Settings) -> Margin:
     return Margin(part, why)
 
 
-def _best(
-    found: Sequence[Option], stay: Course | None, then: Coming, *, must: bool
-) -> Option | None:
+def _best(found: Sequence[Option], stay: Course | None, then: Coming) -> Option | None:
     """Return the change after which all would have ended soonest; None where none is sooner.
 
     Unless it must be decided now, one that would be sooner if it cost nothing is worth telling.
@@ -161,30 +181,52 @@ def _best(
     if not changing or stay is None or _saved_s(changing[0], stay, then) > 0:
         return changing[0] if changing else None
     best = min(changing, key=lambda option: option.work_s)
-    return None if must or best.work_s >= stay.lasts_s else best
+    return None if then.begins or best.work_s >= stay.lasts_s else best
+
+
+def _chosen(
+    ahead: Outlook, found: Sequence[Option], then: Coming, compute: Compute, settings: Settings
+) -> tuple[Option | None, Later | None]:
+    """Return the change that is best, None where none is better, and what to wait for, if so."""
+    best = _best(found, ahead.stay, then)
+    if ahead.stay is None:
+        return best and _first(ahead, found, compute, settings), None
+    if best is None or then.begins or _saved_s(best, ahead.stay, then) <= 0:
+        return best, None
+    return _ahead(ahead, ahead.stay, found, then, compute=compute, settings=settings)
+
+
+def _first(ahead: Outlook, found: Sequence[Option], compute: Compute, settings: Settings) -> Option:
+    """Return what to begin with: what is least behind the best of each case, as a ratio.
+
+    Before anything is known the longest case is ten times as long as the typical one, and would
+    decide alone. But there is time in it to learn better: then no more is lost than a switch, and
+    about as much again for contexts computed anew.
+    """
+    looked_at = found[:FIRST_LOOKED_AT]
+    ends_s = np.array([ahead.ends_s(option, NOBODY, compute, settings) for option in looked_at])
+    best_s = ends_s.min(axis=0)
+    behind_s = np.minimum(ends_s - best_s, 2 * settings.switch_s)
+    return looked_at[int(np.argmin((behind_s / best_s).mean(axis=1)))]
 
 
 def _ahead(
-    pool: Pool,
-    found: Sequence[Option],
+    ahead: Outlook,
     stay: Course,
+    found: Sequence[Option],
     then: Coming,
     *,
     compute: Compute,
     settings: Settings,
 ) -> tuple[Option, Later | None]:
     """Return the change that is best with a later one in sight, and what to wait for, if so."""
-    uniform = [option.mix for option in found if len(option.mix) == 1]
-    ends_s: dict[Option, float] = {}
-    for option in [option for option in found if not option.kept][:LOOKED_AT]:
-        later = best_later(course_of(pool, option, compute), uniform, compute, settings, then)
-        next_s = option.total_s + then.loses_s(option.mix)
-        ends_s[option] = min(next_s, later.next_s if later else np.inf)
-    best = min(ends_s, key=ends_s.__getitem__)
-    waits = best_later(stay, uniform, compute, settings, then)
+    changing = [option for option in found if not option.kept][:LOOKED_AT]
+    ends_s = [fmean(ahead.ends_s(option, then, compute, settings)) for option in changing]
+    best = int(np.argmin(ends_s))
+    waits = ahead.waits(then, compute, settings)
     if waits is None or waits.next_s >= ends_s[best] - PATIENCE * stay.lasts_s:
-        return best, None
-    return best, waits
+        return changing[best], None
+    return changing[best], waits
 
 
 # -- the decision, in words ------------------------------------------------------------------------
@@ -203,10 +245,24 @@ def _little(best: Option, stay: Course, then: Coming, margin: Margin) -> str:
     if _saved_s(best, stay, then) > margin.part * stay.lasts_s:
         return ""
     loses_s = then.loses_s(best.mix)
-    late = f", {loses_s:.1f} s of the next batch" if loses_s else ""
+    late = f", {loses_s:.1f} s of the next batch" if loses_s > 0 else ""
     return (
         f"{best.mix} would end in {best.work_s:.1f} s against {stay.lasts_s:.1f} s as it is: "
         f"not worth a switch of {best.cost_s:.1f} s{late} and a margin of {margin}"
+    )
+
+
+def _guess(best: Option, ahead: Outlook, margin: Margin) -> str:
+    """Return why a switch is too much of a guess: it helps if lengths turn out so, else it harms.
+
+    Ratios are averaged here, for the longest of all cases has most of the seconds.
+    """
+    gain = ahead.gain(best)
+    if gain > margin.part:
+        return ""
+    return (
+        f"{best.mix} would save {100 * gain:.1f} % on average over what lengths may be: not worth "
+        f"a margin of {margin}"
     )
 
 

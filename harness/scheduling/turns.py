@@ -3,7 +3,8 @@
 Each turn after the first has its whole context computed: prompt, and all turns and tool output
 before it. How many turns a trajectory takes is not known before it ends, but past ones tell how
 much those of about its length had computed in all. A trajectory whose length is expected computes
-what is missing from that. Tokens.
+what is missing from that. Before any has ended, it is taken to have half of the turns that it may
+have, each of which adds a prompt like the first. Tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ KINDS = 16
 def later_tokens(view: View, remaining: Floats) -> Floats:
     """Return the contexts that later turns of each open request compute, given what remains.
 
-    All are 0 where nobody knows: no trajectory has ended, or no turns are told.
+    All are 0 where nobody knows: no turns are told.
     """
     if view.truth_recomputes is not None:
         return view.truth_recomputes.astype(np.float64)
@@ -33,8 +34,12 @@ def fresh_tokens(view: View, lengths: Floats) -> Floats:
 
 def _missing(view: View, lengths: Floats, recomputed: Ints | None) -> Floats:
     told = [batch for batch in view.history if batch.recomputed is not None and len(batch.length)]
-    if recomputed is None or not told:
+    if recomputed is None:
         return np.zeros(len(lengths))
+    if not told:
+        prompts = view.requests.context - view.requests.produced
+        each = np.median(prompts) * (view.turns_max + 3) / 4 + lengths / 2 if len(prompts) else 0.0
+        return np.asarray(np.maximum(0.0, (view.turns_max - 1) / 2 * each - recomputed))
     kinds, in_all = _by_length(told)
     return np.asarray(np.maximum(0.0, np.interp(lengths, kinds, in_all) - recomputed))
 

@@ -94,7 +94,8 @@ class View:
     """The pool now. `gpus_of`: usable GPUs of each node, in node order.
 
     `history` holds past batches, oldest first, and last what has ended so far of those in flight.
-    `coming`: requests of the next batch, that come as soon as these are done; 0 if none will.
+    `coming`: requests of the next batch, that come as soon as these are done; 0 if none will; and
+    `coming_batches`, how many there will be of its kind.
     `switched_s`: when the last switch ended (None: never); `switches`: how many there were since
     the newest batch began; `changing`: whether one is under way. `truth`: tokens that each open
     request still has to produce, in the rows' order; `truth_recomputes`: contexts that its later
@@ -108,8 +109,11 @@ class View:
     gpus_of: Mapping[str, int]
     cap_tokens: int
     """Of a response: none is longer."""
+    turns_max: int = 1
+    """Of a trajectory: none has more."""
     layout: Mix | None = None
     coming: int = 0
+    coming_batches: int = 1
     switched_s: float | None = None
     switches: int = 0
     changing: bool = False

@@ -325,3 +325,18 @@ def test_a_first_batch_is_not_expected_to_run_to_the_cap(of: Archetype, share: f
         assert found.spread.sum() < 6 * truth.sum()
         if share == 0.6:
             assert truth.max() / 3 < found.longest.mid < 3 * truth.max()
+
+
+@pytest.mark.parametrize("name", ARCHETYPES)
+def test_sets_of_lengths_are_what_may_come_and_every_request_is_long_in_some(name: str) -> None:
+    of = ARCHETYPES[name]
+    *past, now = draw(of, 5, seed=3)
+    view, _ = seen(past, now, of.cap, int(np.quantile(now.length, 0.1)))
+    found = forecast(view)
+    sets = np.array(found.sets())
+    totals, longest = np.sort(sets.sum(axis=1)), np.sort(sets.max(axis=1))
+    assert found.total.low * 0.9 < totals[2] < found.total.high * 1.1
+    assert longest[0] <= found.longest.mid <= longest[-1]
+    assert np.mean(sets.max(axis=0) > sets.min(axis=0)) > 0.95
+    assert sets.min() >= 1
+    assert (view.requests.produced + sets).max() <= of.cap

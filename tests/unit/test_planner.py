@@ -278,6 +278,21 @@ def test_a_change_that_the_next_batch_wants_too_does_not_pay_for_a_way_back() ->
     assert str(decide(np.full(3, 900), "8xTP1", history=(past,), coming=4).wanted) == "1xTP8"
 
 
+def test_what_many_batches_want_is_changed_as_one_begins_though_one_would_not_pay_for_it() -> None:
+    lengths = np.full(4, 900)
+    past = (Finished(-1, np.arange(4), lengths),)
+    settings = replace(SETTINGS, switch_s=12.0)
+
+    def begun(batches: int, *, must: bool) -> str:
+        more = {"history": past, "coming": 4 if batches else 0, "coming_batches": batches}
+        view, forecast = pool(lengths, "8xTP1", **more)  # type: ignore[arg-type]
+        return str(plan(view, forecast, COMPUTE, settings, must=must).wanted)
+
+    assert begun(0, must=True) == "None"
+    assert begun(10, must=True) == "1xTP8"
+    assert begun(10, must=False) == "None", "that is decided as the next one begins"
+
+
 def test_every_further_switch_within_a_batch_must_save_twice_as_much() -> None:
     last = np.full(3, 1500)
     needed = []

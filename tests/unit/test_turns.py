@@ -46,3 +46,10 @@ def test_an_oracle_is_told() -> None:
     seen = view(np.array([5]), np.array([0]), 3 * LENGTHS)
     seen = replace(seen, truth=np.array([10]), truth_recomputes=np.array([77]))
     assert later_tokens(seen, np.array([10.0])).tolist() == [77.0]
+
+
+def test_before_any_trajectory_has_ended_half_of_the_turns_that_it_may_have_are_expected() -> None:
+    seen = view(np.array([0]), np.zeros(1, np.int64), None)
+    assert later_tokens(seen, np.array([200.0])).tolist() == [0.0]
+    found = later_tokens(replace(seen, turns_max=5), np.array([200.0]))
+    assert found == pytest.approx([2 * (2 * 100 + 200 / 2)])  # twice, with half of what it becomes
