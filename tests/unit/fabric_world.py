@@ -174,6 +174,8 @@ class World:
         """ToRs that take no routes, and why."""
         self.unreachable: dict[str, str] = {}
         """ToRs that fail even where nothing is to change."""
+        self.vanishing: set[str] = set()
+        """ToRs that take their next routes, but cannot say so: from then on nobody reaches them."""
         self.steered: list[tuple[int, dict[str, frozenset[Route]]]] = []
         self.oversubscription: list[float | None] = []
         self.beacons: dict[str, frozenset[str]] = {}
@@ -255,6 +257,10 @@ class World:
         try:
             for tor, routes in wanted.items():
                 await self.clock.sleep_ns(self.steer_ns)
+                if tor in self.vanishing and self.routes[tor] != routes:
+                    self.routes[tor], self.unreachable[tor] = routes, "no answer"
+                    self.vanishing.remove(tor)
+                    self.note()
                 reason = self.unreachable.get(tor, "")
                 if self.routes[tor] != routes:
                     reason = reason or self.refusing.get(tor, "")

@@ -324,6 +324,20 @@ def test_a_tor_that_cannot_be_steered_back_sends_electrically_and_the_rest_goes_
     assert "the daemon says no" in change["error"]
 
 
+def test_circuits_stay_that_a_tor_out_of_reach_may_have_been_steered_onto() -> None:
+    async def body(world: World, controller: Controller) -> None:
+        topology, session = world.topology, controller.session
+        world.vanishing.add("t0")
+        await goes(world, controller, [part(topology, t0_t1=BYTES, t2_t3=BYTES)], 100, 300)
+        assert world.routes["t0"]
+        controller.expect([part(topology, "sync", t1_t3=9 * BYTES)])
+        assert await controller.settled(NS_PER_S)
+        at_rest(session)
+        world.unreachable.clear()
+
+    play(body, bench(planes=1), fabric=Fabric(rest_ms=0.0))
+
+
 def test_a_tor_that_refuses_at_the_end_keeps_its_circuits_and_the_next_arm_does_not_begin() -> None:
     async def main() -> None:
         world = World(bench())

@@ -146,7 +146,8 @@ class Circuits:
             self._beside_ns.append(max(0, took_ns - round(light_ns)))
         for name, reason in change.lost.items():
             self._lose_switch(name, reason)
-        self._unsteer(change.refused, change.kept)
+        # what a ToR took before it was out of reach, nobody knows: it may send over new ones
+        self._unsteer(change.refused, change.kept | self.session.lit)
         for part, reason in blamed(change.unlit, self.session.lit, change.dark).items():
             self._lose(part, reason)
 
