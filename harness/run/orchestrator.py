@@ -167,7 +167,7 @@ async def _give_back(
     except TimeoutError:
         failed = [f"not restored within {limit_s:g} s"]
     if failed:
-        raise RestoreFailed("switches are not as they were found: " + "; ".join(failed))
+        raise RestoreFailed("not as they were found: " + "; ".join(failed))
 
 
 async def _restore(

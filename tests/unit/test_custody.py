@@ -191,3 +191,34 @@ def test_a_tor_that_is_not_reached_needs_a_person_and_is_named(tmp_path: Path) -
     assert "tor1" not in str(caught.value)
     assert list(recovery.abandon(tmp_path)) == ["tor0"]
     assert recovery.recover(tmp_path) == {}
+
+
+def test_a_full_disk_while_a_tor_is_put_back_keeps_nobody_from_putting_back_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Opened:
+        """A ToR, or a switch, that is reached."""
+
+        def __init__(self, name: str, *_: object) -> None:
+            self.name, self.unit = name, units.setdefault(name, Unit(name))
+
+        async def open(self) -> None: ...
+
+        async def close(self) -> None: ...
+
+        async def read(self) -> Any:
+            return self.unit.map
+
+        async def apply(self, wanted: Any) -> Any:
+            return await self.unit.apply(wanted) if isinstance(wanted, Matching) else None
+
+    units: dict[str, Unit] = {}
+    monkeypatch.setattr(recovery, "ThreadedSwitch", Opened)
+    monkeypatch.setattr(recovery, "SteerableTor", Opened)
+    custody.write(tmp_path, custody.Steered(tor="tor0", spec=LEAF))
+    snapshot(tmp_path)
+    (tmp_path / "tor0.steered.tmp").symlink_to("/dev/full")
+    told = recovery.recover(tmp_path)
+    assert units["agg0"].map == FOUND
+    assert "No space" in told["tor0"]
+    assert told["agg0"].startswith("restored")
