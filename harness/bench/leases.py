@@ -14,7 +14,6 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from typing import IO
 
@@ -24,11 +23,10 @@ from harness.errors import InfrastructureError
 from harness.model.bench import Switch, Tor
 from harness.model.ports import format_ports, parse_ports
 
-FOLDERS = (Path("/run/lock"), Path(tempfile.gettempdir()))
-"""The first that can be written to: the same for every user of a machine."""
-
-
-_count = count()
+FOLDERS = (Path("/run/lock"), Path("/tmp"))  # noqa: S108 - others' files there are only read
+"""The first that can be written to: the same for every user of a machine, whatever his TMPDIR."""
+READ = os.O_RDONLY | os.O_NOFOLLOW
+"""Of a folder in which anybody may leave links to our files."""
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -53,16 +51,18 @@ def held(
         for name, device in devices.items():
             ports = device.ports if isinstance(device, Switch) else ""
             lease = Lease(device.url, ports, holder, os.getpid())
-            path = folder / f"harness-{_key(device.url)}-{os.getpid()}.{next(_count)}.lease"
-            with _one_at_a_time(folder / f"harness-{_key(device.url)}.lock"):
+            stem = f"harness-{_key(device.url)}"
+            with _one_at_a_time(folder / f"{stem}.lock"):
                 if other := _overlapping(lease, folder):
                     raise InfrastructureError(
                         f"{name}: {_shared(other, lease)} held by {other.holder} (pid "
                         f"{other.pid}); wait until it has ended, or stop it"
                     )
-                kept = stack.enter_context(path.open("a+b"))
-                stack.callback(path.unlink, missing_ok=True)
+                descriptor, path = tempfile.mkstemp(".lease", f"{stem}-", folder)
+                kept = stack.enter_context(open(descriptor, "wb"))
+                stack.callback(Path(path).unlink, missing_ok=True)
                 fcntl.flock(kept, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _show(descriptor)
                 _write(kept, lease)
         yield
 
@@ -79,8 +79,13 @@ def _shared(a: Lease, b: Lease) -> str:
     return f"ports {format_ports(ports)} are" if ports else ""
 
 
+def _show(descriptor: int) -> None:
+    """Let every user read a file of ours, whatever our umask: they look who holds what."""
+    with suppress(PermissionError):  # another user's, who did the same
+        os.fchmod(descriptor, 0o644)
+
+
 def _write(file: IO[bytes], lease: Lease) -> None:
-    file.truncate(0)
     file.write(msgspec.json.encode(lease))
     file.flush()
 
@@ -111,8 +116,9 @@ def _is_held(file: IO[bytes]) -> bool:
 @contextmanager
 def _one_at_a_time(path: Path) -> Iterator[None]:
     """Hold a lock that all users of the machine share, for as long as leases are compared."""
-    descriptor = os.open(path, os.O_RDONLY | (0 if path.exists() else os.O_CREAT), 0o644)
+    descriptor = os.open(path, READ | (0 if path.exists() else os.O_CREAT), 0o644)
     try:
+        _show(descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -94,3 +95,13 @@ def test_a_tor_is_held_whole(tmp_path: Path) -> None:
         ):
             pass
         process.kill()
+
+
+def test_every_user_may_look_who_holds_what_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with held(switch("1-4"), "run 8", tmp_path):
+            modes = {path.suffix: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == {".lock": 0o644, ".lease": 0o644}
