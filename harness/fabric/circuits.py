@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from harness.errors import UsageError
 from harness.fabric.links import DARK, Edge, Link, Plan, Trunk, Uplink
 from harness.fabric.matchings import ring, round_robin
-from harness.fabric.planner import lay
+from harness.fabric.planner import both_ways, lay, unjoined
 from harness.fabric.topology import Topology
 from harness.model.ports import parse_circuit
 from harness.model.scenario import Shape
@@ -36,9 +36,8 @@ def _dealt(topology: Topology, colours: Sequence[Sequence[Edge]], rotate: int) -
     """Deal matchings to the switches, or, under two tiers, lay their edges through both."""
     if not topology.trunks:
         return assign(topology, colours, rotate)
-    plan = lay(topology, [edge for colour in colours for edge in colour])
-    joined = {frozenset((link.a.tor, link.b.tor)) for link in plan.links}
-    return Plan(plan.links, tuple(e for e in plan.unserved if frozenset(e) not in joined))
+    plan = lay(topology, both_ways(topology, (edge for colour in colours for edge in colour)))
+    return Plan(plan.links, tuple(unjoined(plan.unserved, plan.links)))
 
 
 def ring_colours(tors: Sequence[str]) -> list[list[Edge]]:

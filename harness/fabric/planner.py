@@ -92,8 +92,8 @@ def plan_demand(
 
     `greedy` gives circuits to what ends last; it starts from what is lit, unless a plan from
     scratch is faster by a twentieth. `edmonds` (duplex) and `hungarian` (simplex) take the matching
-    that carries most, again and again. The others are patterns between the ToRs that send or get
-    anything (`static`: between all), over and over until the uplinks are used.
+    that carries most, again and again. The others are patterns, both ways, between the ToRs that
+    send or get anything (`static`: between all), over and over until the uplinks are used.
 
     `unserved` are the pairs that the demand, or the pattern, asks for and that get no circuit, the
     largest demand first. Raises `UsageError` where the matrix does not fit the topology, a pattern
@@ -114,9 +114,17 @@ def plan_demand(
         asked = _pairs(topology, demand)
     else:
         names = tuple(topology.tors)
-        asked = [(names[i], names[j]) for i, j in _pattern(topology, demand, method)]
+        pairs = [(names[i], names[j]) for i, j in _pattern(topology, demand, method)]
+        asked = both_ways(topology, pairs)
         links = lay(topology, asked, lit=lit, broken=broken).links
-    return Plan(links, tuple(_without(topology, asked, links)))
+    return Plan(links, tuple(unjoined(asked, links)))
+
+
+def both_ways(topology: Topology, pairs: Iterable[Edge]) -> list[Edge]:
+    """Return what joins each pair both ways: where circuits are one-way, one back beside each."""
+    if not is_one_way(topology):
+        return list(pairs)
+    return [way for a, b in pairs for way in ((a, b), (b, a))]
 
 
 def _pairs(topology: Topology, demand: Floats) -> list[Edge]:
@@ -129,8 +137,8 @@ def _pairs(topology: Topology, demand: Floats) -> list[Edge]:
     return [(names[i], names[j]) for i, j in zip(rows.tolist(), columns.tolist(), strict=True)]
 
 
-def _without(topology: Topology, asked: Iterable[Edge], links: Iterable[Link]) -> Iterator[Edge]:
-    """Yield the pairs, once each, that no link joins."""
+def unjoined(asked: Iterable[Edge], links: Iterable[Link]) -> Iterator[Edge]:
+    """Yield the pairs, once each, from whose first no link leads to the second."""
     joined = {(near.tor, far.tor) for link in links for near, far in link.ways}
     yield from (pair for pair in dict.fromkeys(asked) if pair not in joined)
 

@@ -166,10 +166,10 @@ def test_without_switches_everything_stays_electrical() -> None:
     assert plan_shape(bare, "ring", Shape(template="ring")).unserved == (("t0", "t1"),)
 
 
-def two_pods() -> Topology:
+def two_pods(*, duplex: bool = True) -> Topology:
     numbers = Numbers(
         roles=("train", "generate"), tors_per_pod=2, nodes_per_tor=1, uplinks_per_tor=1,
-        aggregation_planes=1, core_planes=1, trunks_per_pod=2,
+        aggregation_planes=1, core_planes=1, trunks_per_pod=2, duplex=duplex,
     )  # fmt: skip
     return topology_of(bench_of(numbers))
 
@@ -196,3 +196,12 @@ def test_under_two_tiers_shapes_are_laid_through_trunks() -> None:
         assert any("core0" in link.switches or "core1" in link.switches for link in plan.links)
         for switch in two_tier.switches:
             two_tier.matching(plan.links, switch)
+
+
+@pytest.mark.parametrize("rotate", [0, 1, 2])
+def test_under_two_tiers_of_simplex_switches_shapes_lead_both_ways(rotate: int) -> None:
+    plan = plan_shape(two_pods(duplex=False), "x", Shape(template="pairs", rotate=rotate))
+    assert not plan.unserved
+    there = {(link.a.tor, link.b.tor) for link in plan.links}
+    assert len(there) == 4
+    assert there == {(b, a) for a, b in there}

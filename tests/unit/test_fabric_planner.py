@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -233,6 +234,13 @@ def test_a_ring_of_simplex_planes_takes_one_uplink_of_each_tor() -> None:
     with pytest.raises(UsageError, match="edmonds"):
         plan_demand(topology, ring(5), method="edmonds")
     assert plan_demand(topology, ring(5), method="hungarian").links == plan.links
+
+
+@pytest.mark.parametrize("method", [*PATTERNS, "bipartite"])
+def test_patterns_of_simplex_planes_lead_both_ways(method: Any) -> None:
+    """Whoever sends to whom: the second of two ToRs to the first."""
+    plan = plan_demand(one_tier(2, 1, duplex=False), ring(2) * [[0, 0], [1, 0]], method=method)
+    assert {(link.a.tor, link.b.tor) for link in plan.links} == {("tor0", "tor1"), ("tor1", "tor0")}
 
 
 def test_matchings_that_carry_most_serve_the_largest_pairs() -> None:
