@@ -324,6 +324,9 @@ def whole(topology: Topology, broken: frozenset[str]) -> Iterator[Slot]:
     """
     unknown = set(broken)
     slots: tuple[Slot, ...] = (*topology.uplinks, *topology.trunks)
+    if not broken:
+        yield from slots
+        return
     for slot in slots:
         names = _names(slot)
         if broken.isdisjoint(names):

@@ -106,17 +106,15 @@ def plan_demand(
         )
     if method == "greedy":
         links = _greedy(topology, demand, lit, broken)
-        asked = _pairs(topology, demand)
-    elif method in ("edmonds", "hungarian"):
-        links = lay(
-            topology, _matched(topology, demand, broken, method), lit=lit, broken=broken
-        ).links
-        asked = _pairs(topology, demand)
-    else:
-        names = tuple(topology.tors)
-        pairs = [(names[i], names[j]) for i, j in _pattern(topology, demand, method)]
-        asked = both_ways(topology, pairs)
-        links = lay(topology, asked, lit=lit, broken=broken).links
+        return Plan(links, _unserved(topology, demand, links))
+    if method in ("edmonds", "hungarian"):
+        wanted = _matched(topology, demand, broken, method)
+        links = lay(topology, wanted, lit=lit, broken=broken).links
+        return Plan(links, _unserved(topology, demand, links))
+    names = tuple(topology.tors)
+    pairs = [(names[i], names[j]) for i, j in _pattern(topology, demand, method)]
+    asked = both_ways(topology, pairs)
+    links = lay(topology, asked, lit=lit, broken=broken).links
     return Plan(links, tuple(unjoined(asked, links)))
 
 
@@ -127,14 +125,19 @@ def both_ways(topology: Topology, pairs: Iterable[Edge]) -> list[Edge]:
     return [way for a, b in pairs for way in ((a, b), (b, a))]
 
 
-def _pairs(topology: Topology, demand: Floats) -> list[Edge]:
-    """Return the pairs that a demand asks for, the largest first; once where duplex."""
+def _unserved(topology: Topology, demand: Floats, links: Iterable[Link]) -> tuple[Edge, ...]:
+    """Return the pairs that a demand asks for and no link joins, the largest first.
+
+    Each once where duplex.
+    """
     names = tuple(topology.tors)
     if not is_one_way(topology):
         demand = np.triu(np.maximum(demand, demand.T))
-    order = np.argsort(-demand, axis=None, kind="stable")[: np.count_nonzero(demand)]
-    rows, columns = np.unravel_index(order, demand.shape)
-    return [(names[i], names[j]) for i, j in zip(rows.tolist(), columns.tolist(), strict=True)]
+    rest = np.where(capacity(topology, links).circuits > 0, 0.0, demand)
+    order = np.argsort(-rest, axis=None, kind="stable")[: np.count_nonzero(rest)]
+    rows, columns = np.unravel_index(order, rest.shape)
+    pairs = zip(rows.tolist(), columns.tolist(), strict=True)
+    return tuple((names[i], names[j]) for i, j in pairs)
 
 
 def unjoined(asked: Iterable[Edge], links: Iterable[Link]) -> Iterator[Edge]:
