@@ -91,12 +91,15 @@ def _shuffled(count: int) -> Ints:
 
 
 def fresh(view: View, lengths: Floats) -> Open:
-    """Return requests of these lengths that nothing has been done for, with the usual prompt."""
+    """Return requests of these lengths that nothing has been done for, with the usual prompt.
+
+    Who is told the truth will know which are long; else they are all alike.
+    """
     prompts = view.requests.context - view.requests.produced
     prompt = np.full(len(lengths), float(np.median(prompts)) if len(prompts) else 0.0)
-    mean = np.full(len(lengths), lengths.mean())
+    expected = np.full(len(lengths), lengths.mean()) if view.truth is None else lengths
     later = fresh_tokens(view, lengths)
-    return Open(lengths, mean, prompt, prompt, np.ones(len(lengths)), later)
+    return Open(lengths, expected, prompt, prompt, np.ones(len(lengths)), later)
 
 
 def next_lengths(view: View, open_now: Floats) -> Floats:
