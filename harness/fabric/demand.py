@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 from harness.errors import UsageError
 from harness.fabric.topology import Topology
 from harness.model.layout import Layout
-from harness.model.placement import Instance
 from harness.model.scenario import Op
 from harness.wire.training import Axis, Phase
 
@@ -224,15 +223,6 @@ def of_layout(
             stages = cube.transpose(1, 0, 2).reshape(layout.pp, -1).tolist()
             found.append(of_collective(topology, "all_to_all", stages, ep_bytes, backend=backend))
     return total(topology, found, "generation")
-
-
-def served(placement: Mapping[str, Sequence[Instance]]) -> tuple[Served, ...]:
-    """Return a placement's engines; none spans nodes, so nothing of them crosses ToRs."""
-    return tuple(
-        Served(each.layout, (node,) * len(each.gpus))
-        for node, several in placement.items()
-        for each in several
-    )
 
 
 # -- collectives by pairs of ranks -----------------------------------------------------------------

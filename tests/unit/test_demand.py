@@ -21,13 +21,11 @@ from harness.fabric.demand import (
     of_moves,
     of_sync,
     of_training,
-    served,
     total,
 )
 from harness.model.busbw import factor
 from harness.model.degrees import Degrees
-from harness.model.layout import Layout, parse_layout
-from harness.model.placement import place
+from harness.model.layout import Layout
 from harness.model.scenario import Op
 from harness.run.rl.edges import Path, edges_of
 from harness.wire.training import Phase
@@ -215,8 +213,8 @@ def test_an_unknown_node_is_named() -> None:
 
 
 def test_engines_send_where_their_parallelism_spans_tors() -> None:
-    within = place(parse_layout("4xTP2"), dict.fromkeys(SPREAD, 2))
-    assert of_layout(FOUR, served(within), tp_bytes=1e6) == nothing(FOUR)
+    within = Served(Layout(tp=2), ("t0.0", "t0.1"))
+    assert of_layout(FOUR, [within], tp_bytes=1e6) == nothing(FOUR)
     spans = Served(Layout(tp=2), ("t0.0", "t1.0"))
     assert of_layout(FOUR, [spans], tp_bytes=1e6) == demand(FOUR, t0_t1=1e6, t1_t0=1e6)
     staged = Served(Layout(pp=2, tp=2), ("t0.0", "t0.1", "t1.0", "t1.1"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from harness.fabric.demand import Backend, Comm, of_moves, of_training, total
+from harness.fabric.demand import Backend, Comm, of_moves, of_sync, of_training, total
 from harness.fabric.topology import Topology
 from harness.run.fabric.traffic import Part
 from harness.wire.training import Phase
@@ -41,5 +41,4 @@ def sync_part(
     topology: Topology, edges: Sequence[tuple[str, str]], size_bytes: float, window_ns: float
 ) -> Part:
     """Return how weights of this size get to the engines, each edge carrying all of them."""
-    moves = [(node, to, size_bytes) for node, to in edges]
-    return Part(SYNC, (Comm(SYNC, "dp", of_moves(topology, moves, SYNC), 0.0),), window_ns)
+    return Part(SYNC, (Comm(SYNC, "dp", of_sync(topology, edges, size_bytes), 0.0),), window_ns)
