@@ -201,6 +201,32 @@ def test_a_rank_that_dies_in_a_step_announces_it_again(tmp_path: Path) -> None:
     assert len(events.of("fabric_traffic")) == 9
 
 
+def test_a_loop_that_goes_on_plans_a_fixed_fabric_once_for_all_of_a_step(tmp_path: Path) -> None:
+    step = Rl(steps=4, policies=("static:4xTP1",), fabrics=("static",), sync="pairs")
+    requests = replay(step.steps)
+    first, second = LoopBench(1), LoopBench(1)
+
+    async def killed() -> None:
+        session = rl_session(first, tmp_path / "first", step, requests)
+        async with session.closing, beside(rl(session, step, 0)) as running:
+            while len(first.nodes["t0"].stepped) < 2:
+                await first.clock.sleep_ns(NS_PER_MS)
+            running.cancel()
+
+    async def goes_on() -> Any:
+        session = rl_session(second, tmp_path / "second", step, requests, resume=tmp_path / "first")
+        await whole(session, step)
+        return session.record
+
+    run_virtually(killed())
+    second.kept = first.kept
+    events = run_virtually(goes_on())
+    kinds = [row["kind"] for row in events.of("fabric_traffic")]
+    assert kinds[:2] == ["gather", "sync"], "first it brings the weights that were kept"
+    assert [row["kind"] for row in events.of("fabric_change")] == ["train", "end"]
+    assert {row["kind"] for row in events.of("fabric")} == {"train"}
+
+
 def test_a_plane_that_is_lost_in_a_loop_does_not_end_it(tmp_path: Path) -> None:
     async def plane_lost(bench: LoopBench) -> None:
         await bench.clock.sleep_ns(4 * NS_PER_S)

@@ -30,6 +30,8 @@ class StepTraffic:
     trainees: Trainees
     way: Callable[[], Way]
     _train: Part = field(default_factory=lambda: Part(TRAIN, ()))
+    _announced: bool = False
+    """Whether a step has been: weights that are synced before the first one tell of none."""
     _under_way: bool = False
     _ended: dict[str, int] = field(default_factory=dict)
     """By node, the last communication of training that has ended there."""
@@ -60,6 +62,7 @@ class StepTraffic:
             backend="nccl" if "nccl" in self.trainees.facts.get("backend", "") else "gloo",
         )
         fabric.expect(self._parts())
+        self._announced = True
         self._ended, self._under_way = {}, True  # a step that is made again begins anew
         try:
             async with fabric.during(self._train):
@@ -96,4 +99,5 @@ class StepTraffic:
             return
         async with fabric.during(self._parts()[2]):
             yield
-        fabric.expect(self._parts())
+        if self._announced:
+            fabric.expect(self._parts())
