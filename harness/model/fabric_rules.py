@@ -45,10 +45,13 @@ def fabric_problems(scenario: Scenario) -> Iterator[str]:
     if fabric.static and fabric.static not in scenario.shapes:
         near_by = did_you_mean(fabric.static, scenario.shapes)
         yield f"fabric.static: no shape {fabric.static!r}{near_by}"
-    if fabric != Fabric() and not any(isinstance(s, Rl) and s.fabrics for s in scenario.steps):
+    used = {fabric for step in scenario.steps if isinstance(step, Rl) for fabric in step.fabrics}
+    if fabric != Fabric() and not used:
         yield (
             'fabric: no step makes use of it; give an rl step fabrics = ["electrical", "rfabric"]'
         )
+    elif fabric.static and "static" not in used:
+        yield 'fabric.static: no step runs over "static"; list it in fabrics, or leave this out'
 
 
 def fabrics_problems(where: str, step: Rl) -> Iterator[str]:
@@ -63,6 +66,12 @@ def fabrics_on(where: str, step: Rl, bench: Bench) -> Iterator[str]:
         yield (
             f"{where}.fabrics: {needing[0]!r} needs optical switches, and bench {bench.name!r} has "
             'none that is cabled; keep "electrical" and "ideal"'
+        )
+    unsteered = [tor for tor, stated in bench.tors.items() if stated.driver == "none"]
+    if needing and bench.cables and bench.world == "emulated" and unsteered:
+        yield (
+            f"{where}.fabrics: {needing[0]!r} needs steered ToRs, for an emulated one uses no "
+            f'circuit by itself; give {", ".join(unsteered)} driver = "netlink" or "linux-ssh"'
         )
     if "ideal" in step.fabrics and bench.world == "live":
         yield (

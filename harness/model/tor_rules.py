@@ -114,12 +114,15 @@ def _laid_out(bench: Bench) -> Iterator[str]:
                 f"the link, as in {PORT.replace('u1', uplink)}"
             )
         ours = [f"u{k}" for k in range(1, min(tor.uplinks, UPLINKS_MAX) + 1)]
+        named: dict[str, str] = {}
         for uplink, port in tor.ports.items():
             here = f"{where}.{dotted('ports', uplink)}"
             if uplink not in ours:
                 yield f"{here}: {name} has no such uplink; there are {_range(ours)}"
                 continue
             yield from _port(here, port, owner, needs_name=tor.driver != "none")
+            if port.interface and (first := named.setdefault(port.interface, here)) != here:
+                yield f"{here}.interface: {first} is the same interface"
 
 
 def _prefix(bench: Bench, name: str, seen: dict[str, IPv4Network]) -> Iterator[str]:

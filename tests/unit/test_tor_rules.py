@@ -140,6 +140,7 @@ def test_routes_of_a_live_bench_have_its_own_interfaces_and_addresses(tmp_path: 
         ('u1 = { interface = "eth1", address = "10.9.0.3" }\n', "", "right.ports.u1: missing"),
         ('interface = "eth1", ', "", "tors.right.ports.u1.interface: missing; what the ToR calls"),
         ('"eth1"', '"eth1; reboot"', "ports.u1.interface: 'eth1; reboot' is no name"),
+        ('"eth2"', '"eth1"', "ports.u2.interface: tors.right.ports.u1 is the same interface"),
         (', address = "10.9.0.3"', "", "tors.right.ports.u1.address: missing; the ToR's address"),
         ('"10.9.0.3"', '"10.9.0.3/24"', "tors.right.ports.u1.address: expected an IPv4 address"),
         ('"10.9.0.3"', '"10.9.0.1"', "right.ports.u1.address: tors.left.ports.u1 has the same"),
