@@ -64,7 +64,8 @@ class Tor(Strict, frozen=True, kw_only=True):
     """A top-of-rack switch; uplinks are ``u1`` .. ``u<uplinks>``.
 
     `driver` says how routes are steered on it. ``"none"``: the fabric steers by itself (a circuit
-    that is lit is used), and the stages *steered away* and *steered back* are not stamped.
+    that is lit is used; none is on an emulated bench), and the stages *steered away* and *steered
+    back* are not stamped.
     ``"netlink"``: it is a network namespace here; ``"linux-ssh"`` and ``"frr-ssh"``: routes are
     written by ``ip`` or ``vtysh`` over SSH. Only routes with our own mark are ever touched.
 
