@@ -14,6 +14,8 @@ each of what a switch would give then (optimal stopping by the same cost model).
 best options have a later switch. It waits where waiting gives more: with one switch ahead of it,
 every look asks the same question anew, with what has been learnt meanwhile.
 
+As a batch begins, what is cheapest to begin with and to leave later counts, here as well.
+
 Where nothing is open, the next batch is planned for, as if its requests were queued. Times in
 seconds, lengths in tokens.
 """
@@ -46,6 +48,8 @@ from harness.scheduling.view import Ints, Plan, Settings, View
 
 SETS_ROWS = 2048
 """Of more requests than that, only the typical set of lengths is looked at."""
+BEGUN_LOOKED_AT = 4
+"""Changes as a batch begins, for which a later switch in its course is considered."""
 FIRST_LOOKED_AT = 6
 """Layouts to begin with, for which a switch in the course is considered."""
 PATIENCE = 0.01
@@ -175,13 +179,13 @@ def _margin(view: View, forecast: Forecast, settings: Settings) -> Margin:
 def _best(found: Sequence[Option], stay: Course | None, then: Coming) -> Option | None:
     """Return the change after which all would have ended soonest; None where none is sooner.
 
-    Unless it must be decided now, one that would be sooner if it cost nothing is worth telling.
+    One that would be sooner if it cost nothing is worth telling.
     """
     changing = [option for option in found if not option.kept]
     if not changing or stay is None or _saved_s(changing[0], stay, then) > 0:
         return changing[0] if changing else None
     best = min(changing, key=lambda option: option.work_s)
-    return None if then.begins or best.work_s >= stay.lasts_s else best
+    return None if best.work_s >= stay.lasts_s else best
 
 
 def _chosen(
@@ -191,7 +195,9 @@ def _chosen(
     best = _best(found, ahead.stay, then)
     if ahead.stay is None:
         return best and _first(ahead, found, compute, settings), None
-    if best is None or then.begins or _saved_s(best, ahead.stay, then) <= 0:
+    if then.begins:
+        return _begun(ahead, ahead.stay, found, then, compute=compute, settings=settings), None
+    if best is None or _saved_s(best, ahead.stay, then) <= 0:
         return best, None
     return _ahead(ahead, ahead.stay, found, then, compute=compute, settings=settings)
 
@@ -208,6 +214,27 @@ def _first(ahead: Outlook, found: Sequence[Option], compute: Compute, settings: 
     best_s = ends_s.min(axis=0)
     behind_s = np.minimum(ends_s - best_s, 2 * settings.switch_s)
     return looked_at[int(np.argmin((behind_s / best_s).mean(axis=1)))]
+
+
+def _begun(
+    ahead: Outlook,
+    stay: Course,
+    found: Sequence[Option],
+    then: Coming,
+    *,
+    compute: Compute,
+    settings: Settings,
+) -> Option | None:
+    """Return what to change to as a batch begins, with later switches in sight; None: stay."""
+    changing = [option for option in found if not option.kept][:BEGUN_LOOKED_AT]
+    waits = ahead.waits(then, compute, settings)
+    best_s = min(stay.lasts_s, waits.next_s if waits else np.inf)
+    best = None
+    for option in changing:
+        ends_s = fmean(ahead.ends_s(option, then, compute, settings))
+        if ends_s < best_s:
+            best, best_s = option, ends_s
+    return best
 
 
 def _ahead(
@@ -282,7 +309,9 @@ def _praise(best: Option, stay: Course | None) -> str:
     ends = f"{best.mix} ends in {best.work_s:.1f} s"
     if stay is None:
         return f"{ends}, the soonest of all that fit"
-    return f"{ends} against {stay.lasts_s:.1f} s as it is; the switch adds {best.cost_s:.1f} s"
+    later = "" if best.work_s < stay.lasts_s else ", but then another switch pays"
+    adds = f"; the switch adds {best.cost_s:.1f} s"
+    return f"{ends} against {stay.lasts_s:.1f} s as it is{later}{adds}"
 
 
 def _nothing_fits(pool: Pool, kinds: Sequence[Layout], view: View) -> str:

@@ -82,6 +82,7 @@ OPEN = {
     ),
     "memory": Case("cap-saturated", LARGE, kv_max_tokens=160_000, replan_s=10.0),
     "32b": Case("heavy-tail", LARGE, profile="qwen2.5-32b-h800", mix="4xTP1+1xTP4"),
+    "large-runaways": Case("large-runaways"),
     "235b": Case("heavy-tail", LARGE, profile="qwen3-235b-a22b-h800", nodes=2, mix=""),
     "32-gpus": Case("heavy-tail", (*LARGE, ("prompts", 256)), nodes=4, mix="16xTP1+4xTP4"),
 }
