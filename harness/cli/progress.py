@@ -225,7 +225,7 @@ def _fabric_part(data: Data, _: Units) -> str:
 def _fabric_traffic(data: Data, _: Units) -> str:
     measured, circuits = data["measured_bytes"], data["circuits_bytes"]
     crossed = f"{data['announced_bytes'] / 1e6:,.1f} MB announced"
-    if measured:
+    if measured and data["announced_bytes"]:  # else it is beacons, and what nobody waits for
         crossed = f"{measured / 1e6:,.1f} MB, {100 * circuits / measured:.0f} % by circuits"
     return f"{data['policy']}, {data['kind']}: {crossed}, {data['took_ms'] / 1e3:.3f} s"
 

@@ -130,7 +130,7 @@ def _traffic(loop: Loop, labels: Mapping[str, object]) -> Iterator[Sampled]:
         yield "fabric.announced_bytes", of, [announced]
         if announced and measured is not None:
             yield "fabric.measured_over_announced", of, [measured / announced]
-        if measured:
+        if announced and measured:  # else it is beacons, and what nobody waits for
             yield "fabric.circuits_share_pct", of, [100 * row["circuits_bytes"] / measured]
         before = [one for _, one in told[: bisect_left(stamps, t_ns)] if one["kind"] == row["kind"]]
         if before and row["kind"] in PURE and _alone(before[-1], row):

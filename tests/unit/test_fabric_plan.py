@@ -219,6 +219,7 @@ def test_the_plan_shows_bytes_times_circuits_reasons_and_what_stays() -> None:
     assert train.count("s") == 4  # a time over each
     assert any(line.startswith("train is an estimate: ") for line in lines)
     assert any(line.startswith("rfabric, train and gather: changed: saves ") for line in lines)
+    assert any(line.endswith("; + goes over a core switch") for line in lines)
     sync = next(i for i, line in enumerate(lines) if line.startswith("rfabric, sync: changed: "))
     assert lines[sync + 2].split() == ["train0", "-", ".", "2+", "."]
     assert any(line.startswith("rfabric, train and gather again: changed") for line in lines)
@@ -233,6 +234,7 @@ def test_circuits_are_a_matrix_where_that_fits_and_else_are_counted(tors: int, r
     told = list(tell_fabrics(topology, Rl(fabrics=("rfabric",)), outlook, Degrees()))
     assert sum(line.split()[1:].count(".") > tors // 2 for line in told) == rows
     assert any("pairs of ToRs; --picture" in line for line in told) == (not rows)
+    assert any(line.startswith("  matrices: how many circuits") for line in told) == bool(rows)
 
 
 def test_what_the_samples_decide_is_said_to_be_left_out(tmp_path: Path) -> None:

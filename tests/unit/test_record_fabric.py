@@ -161,6 +161,8 @@ def test_decisions_changes_parts_and_traffic_are_one_line_each() -> None:
     )
     nobody_counts = crossed(1.0, "sync", measured_bytes=None, circuits_bytes=None)
     assert line(nobody_counts).endswith("sync: 100.0 MB announced, 0.625 s")
+    beacons_alone = crossed(1.0, "sync", announced_bytes=0, measured_bytes=9, circuits_bytes=9)
+    assert line(beacons_alone).endswith("sync: 0.0 MB announced, 0.625 s")
 
 
 def test_what_is_kept_as_planned_is_not_told() -> None:
@@ -235,6 +237,9 @@ def test_traffic_beside_what_was_announced_and_the_prediction_where_it_was_about
     assert found[f"fabric.measured_over_announced{of_sync}"].value == pytest.approx(1.02)
     assert found[f"fabric.circuits_share_pct{of_sync}"].value == pytest.approx(50.0)
     assert found[f"fabric.took_ms{of_sync}"].value == pytest.approx(562.5)
+    unannounced = crossed(1.0, "gather", announced_bytes=0, measured_bytes=9, circuits_bytes=9)
+    found_then = metrics_of([*told(), unannounced])
+    assert not any("share_pct" in name and "kind=gather" in name for name in found_then)
     off = found[f"fabric.predicted_error_pct{of_sync}"]
     assert (off.n, off.min, off.max) == (2, pytest.approx(10.0), pytest.approx(20.0))
     assert f"fabric.predicted_error_pct{of_train}" not in found  # it computes in between

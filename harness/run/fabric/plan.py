@@ -22,6 +22,7 @@ from harness.fabric.prediction import capacity, finish_ns, ideal_ns
 from harness.fabric.topology import Topology
 from harness.fabric.windows import Window
 from harness.model.degrees import Degrees
+from harness.model.fabric_rules import CIRCUITS
 from harness.model.scenario import Fabric, Op, Rl, Scenario
 from harness.model.shape import ModelShape
 from harness.run.fabric.circuits import STEER_NS
@@ -273,6 +274,9 @@ def tell_fabrics(
     yield from (f"    {line}" for line in _table(step, outlook))
     if TRAIN in outlook.kinds:
         yield f"    train is an estimate: {_left_out(degrees)}"
+    if {*CIRCUITS} & {*step.fabrics} and len(topology.tors) <= MATRIX_TORS_MAX:
+        over = "; + goes over a core switch" if topology.trunks else ""
+        yield f"  matrices: how many circuits lead from a row's ToR to a column's{over}"
     if "static" in step.fabrics:
         yield from _tell_leg(topology, "static, all of it", outlook.static, set())
     if "rfabric" not in step.fabrics:
