@@ -224,14 +224,15 @@ def bipartite(left: Sequence[int], right: Sequence[int], planes: int) -> Planes:
 
 def isolated(groups: Sequence[Sequence[int]], planes: int) -> Planes:
     """Return a mesh within each group of nodes, and nothing between groups."""
-    meshes = [_named(mesh(len(group), planes), group) for group in groups]
+    meshes = [named(mesh(len(group), planes), group) for group in groups]
     return tuple(
         tuple(sorted((min(p), max(p)) for rounds in meshes for p in rounds[k]))
         for k in range(planes)
     )
 
 
-def _named(planes: Planes, names: Sequence[int]) -> Planes:
+def named(planes: Planes, names: Sequence[int]) -> Planes:
+    """Return these planes with node k called ``names[k]``."""
     return tuple(tuple((names[a], names[b]) for a, b in pairs) for pairs in planes)
 
 

@@ -220,7 +220,7 @@ def _pattern(topology: Topology, demand: Floats, method: Method) -> list[Pair]:
     groups = _pods(topology, nodes)
     match method:
         case "mesh":
-            planes = _named(matchings.mesh(len(nodes), most), nodes)
+            planes = matchings.named(matchings.mesh(len(nodes), most), nodes)
         case "isolated":
             planes = matchings.isolated(groups, most)
         case "bipartite":
@@ -231,12 +231,8 @@ def _pattern(topology: Topology, demand: Floats, method: Method) -> list[Pair]:
             shape = {"tree": matchings.tree, "chain": matchings.chain, "ring": matchings.ring}[
                 method
             ]
-            planes = _named(shape(len(nodes)), nodes) * most
+            planes = matchings.named(shape(len(nodes)), nodes) * most
     return list(chained.from_iterable(planes))
-
-
-def _named(planes: Planes, nodes: Sequence[int]) -> Planes:
-    return tuple(tuple((nodes[a], nodes[b]) for a, b in pairs) for pairs in planes)
 
 
 def _pods(topology: Topology, nodes: Sequence[int]) -> list[list[int]]:
