@@ -24,10 +24,11 @@ from fabric_world import (
     train_and_sync,
 )
 from generation_bench import Events
-from virtual_time import run_virtually
+from virtual_time import VirtualClock, run_virtually
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.fabric.links import Plan
+from harness.fabric.planner import plan_demand
 from harness.fabric.topology import Topology
 from harness.model.fabric_rules import Arm
 from harness.model.scenario import Fabric
@@ -209,6 +210,31 @@ def test_names_of_tors_do_not_matter() -> None:
         ]
 
     assert rows("wxyz") == rows("zxwy") == rows("yzxw")
+
+
+def test_a_decision_takes_as_long_as_its_plans_and_its_course_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(world: World, controller: Controller) -> None:
+        late_ms = 0
+
+        def planned(*given: Any, **named: Any) -> Plan:
+            nonlocal late_ms
+            late_ms += 7
+            return plan_demand(*given, **named)
+
+        class Late(VirtualClock):
+            def now_ns(self) -> int:
+                return super().now_ns() + late_ms * NS_PER_MS
+
+        monkeypatch.setattr("harness.run.fabric.controller.plan_demand", planned)
+        controller.clock = Late()
+        controller.expect([part(world.topology, t0_t1=BYTES)])
+        assert late_ms
+        row = controller.session.record.of("fabric")[-1]  # type: ignore[attr-defined]
+        assert row["solve_ms"] == late_ms
+
+    play(body)
 
 
 # -- arms ------------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ class Controller:
         due_ns = self.clock.now_ns() + round(ahead.comms[at].gap_ns)
         was, self._ahead = ahead.segment, ahead._replace(at=at, due_ns=due_ns)
         if self._ahead.segment != was:
-            self._decide()
+            self._decide(self.clock.now_ns())
 
     @asynccontextmanager
     async def during(self, part: Part) -> AsyncIterator[None]:
@@ -228,10 +228,11 @@ class Controller:
     def _settings(self) -> Settings:
         return Settings.of(self.session.scenario.fabric, self.circuits.steer_ns)
 
-    def _decide(self) -> None:
+    def _decide(self, begin_ns: int) -> None:
         """Weigh what the course says for now, and have it carried out if anything is to be done.
 
-        While circuits change nobody knows what will be lit: it is weighed right after.
+        It has taken since `begin_ns`. While circuits change nobody knows what will be lit: it is
+        weighed right after.
         """
         ahead = self._ahead
         if ahead is None:
@@ -239,7 +240,6 @@ class Controller:
         if self._changing:
             self._unweighed = True
             return
-        begin_ns = self.clock.now_ns()
         demand = total(self.topology, _whole(ahead.rest), ahead.kind)
         decided = self._weighed(ahead, demand)
         self._tell(demand, decided, self.clock.now_ns() - begin_ns)
@@ -304,9 +304,10 @@ class Controller:
 
     def _again(self) -> None:
         """Set the course anew for what is left of the step, with what of the fabric is left."""
+        begin_ns = self.clock.now_ns()
         if self._ahead is not None:
             self._ahead = self._ahead._replace(course=self._course(self._ahead))
-            self._decide()
+            self._decide(begin_ns)
 
     def _tell(self, demand: Demand, decided: Decision, took_ns: int) -> None:
         row = decision_row(demand.name, demand.total_bytes, decided, took_ns / NS_PER_MS)
