@@ -169,7 +169,7 @@ def _recorded(
         except Exception as error:
             ended = error
         if isinstance(ended, RestoreFailed) and asked.bench.world == "live":
-            ended = RestoreFailed(f"{ended}. Put this right with: harness recover {folder.id}")
+            ended = RestoreFailed(f"{ended}. Put this right with: {folder.recovery}")
         return close_run(journal, folder, ended, judged=asked.scenario_path is not None)
 
 
@@ -232,7 +232,7 @@ def _conduct(
         told.event("note", {"level": level, "who": "coordinator", "text": text})
 
     async def main() -> None:
-        with awake(), Interrupts(folder.id, folder.snapshots):
+        with awake(), Interrupts(folder.recovery, folder.snapshots):
             async with outcome_first(open_bench(places, tell), tell) as bench:
                 await execute(
                     bench,
@@ -327,7 +327,7 @@ def _refuse_unrestored(runs_dir: Path, bench: Bench) -> None:
             if snapshot.spec.url in urls:
                 raise InfrastructureError(
                     f"{urls[snapshot.spec.url]}: run {folder.id} was killed and left it changed;"
-                    f" put it back first: harness recover {folder.id}"
+                    f" put it back first: {folder.recovery}"
                 )
 
 

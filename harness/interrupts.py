@@ -18,8 +18,8 @@ class Interrupts:
     The second leaves snapshots and records behind, which is what ``harness recover`` needs.
     """
 
-    def __init__(self, run: str, snapshots: Path) -> None:
-        self._run, self._snapshots = run, snapshots
+    def __init__(self, recovery: str, snapshots: Path) -> None:
+        self._recovery, self._snapshots = recovery, snapshots
         self._count = 0
         self._task = asyncio.current_task()
 
@@ -42,7 +42,7 @@ class Interrupts:
         code, left = ExitCode.INTERRUPTED, "no circuit was changed"
         if any(self._snapshots.iterdir()):
             code, left = ExitCode.RESTORE_FAILED, "circuits were not restored"
-        _tell(f"left at once: {left}; run: harness recover {self._run}")
+        _tell(f"left at once: {left}; run: {self._recovery}")
         os._exit(code)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,11 @@ class RunFolder:
     def id(self) -> str:
         """The run's id, which is the folder's name."""
         return self.path.resolve().name
+
+    @property
+    def recovery(self) -> str:
+        """The command that puts back what the run changed, wherever runs are kept."""
+        return f"harness recover {shlex.quote(str(self.path))}"
 
     @property
     def journal(self) -> Path:

@@ -201,8 +201,8 @@ def test_a_killed_live_run_blocks_the_next_until_it_is_recovered(rack: Lab) -> N
         killed = os.readlink(rack.run_folder)
         code, out = rack.run()
         assert code == 3, out
-        assert f"harness recover {killed}" in out
-        code, out = rack.harness("recover", killed, "--runs", str(rack.runs))
+        assert f"harness recover {rack.runs / killed}" in out
+        code, out = rack.harness("recover", str(rack.runs / killed))
         assert code == 0, out
         path.write_text(SCENARIO)
         code, out = rack.run()

@@ -170,8 +170,8 @@ def test_a_killed_live_run_leaves_routes_that_recovery_takes_away(
         (tmp_path / "scenario.toml").write_text(LONG.format(iterations=2))
         code, out = rack.run()
         assert code == 3, out
-        assert f"harness recover {killed}" in out
-        code, out = rack.harness("recover", killed, "--runs", str(rack.runs))
+        assert f"harness recover {rack.runs / killed}" in out
+        code, out = rack.harness("recover", str(rack.runs / killed))
         assert code == 0, out
         assert f"left: restored: drop 127.0.0.3/32 via {FAR} dev u2" in out
         assert not ours_in_kernel(netns)
