@@ -129,6 +129,11 @@ class Topology:
         """Switch names in the order of the bench file."""
         return tuple(self.ours)
 
+    @property
+    def is_steered(self) -> bool:
+        """Whether traffic is steered off circuits before they move, on every ToR that has any."""
+        return all(self.tors[up.tor].steered for up in self.uplinks)
+
     def uplink(self, tor: str, switch: str) -> Uplink | None:
         """Return the first uplink of `tor` on `switch`, or None."""
         return next((up for up in self.by_switch[switch] if up.tor == tor), None)

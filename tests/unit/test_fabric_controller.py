@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -210,6 +211,22 @@ def test_names_of_tors_do_not_matter() -> None:
         ]
 
     assert rows("wxyz") == rows("zxwy") == rows("yzxw")
+
+
+def test_traffic_that_nobody_steers_waits_for_circuits() -> None:
+    """A change in its time costs more than where it goes on beside: 640 ms are sent meanwhile."""
+
+    def planned_ms(*, steered: bool) -> float:
+        async def body(world: World, controller: Controller) -> None:
+            await goes(world, controller, train_and_sync(world.topology), 0, 300)
+
+        there = bench()
+        tors = {name: replace(tor, steered=steered) for name, tor in there.tors.items()}
+        _, events = play(body, replace(there, tors=tors), stranded_ms=1e9)
+        rows = [row for row in events.of("fabric") if row["kind"] == "sync"]
+        return float(rows[0]["change_ms"])
+
+    assert planned_ms(steered=False) > planned_ms(steered=True)
 
 
 def test_a_decision_takes_as_long_as_its_plans_and_its_course_too(

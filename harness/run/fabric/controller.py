@@ -226,7 +226,8 @@ class Controller:
         return Plan(plan.links | held, plan.unserved)
 
     def _settings(self) -> Settings:
-        return Settings.of(self.session.scenario.fabric, self.circuits.steer_ns)
+        waits = not self.topology.is_steered
+        return Settings.of(self.session.scenario.fabric, self.circuits.steer_ns, waits=waits)
 
     def _decide(self, begin_ns: int) -> None:
         """Weigh what the course says for now, and have it carried out if anything is to be done.

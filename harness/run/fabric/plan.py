@@ -167,7 +167,7 @@ def foresee(
 
     `static`: the circuits of that arm; None: planned for all traffic of a step together.
     """
-    settings = Settings.of(fabric, STEER_NS)
+    settings = Settings.of(fabric, STEER_NS, waits=not topology.is_steered)
     tagged = [(part.kind, comm) for part in parts for comm in part.comms]
     comms = [comm for _, comm in tagged]
     if static is None:
