@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.fabric.decision import Links, Settings, circuits_of, needed_for_ns, time_text
+from harness.fabric.decision import Links, Settings, circuits_of, needed_for_ns
 from harness.fabric.demand import Comm, Demand, Floats
 from harness.fabric.links import DARK, Plan
 from harness.fabric.prediction import capacity
@@ -55,16 +55,6 @@ class Course:
     course_ns: float
     never_ns: float
     whole_ns: float
-
-    @property
-    def reason(self) -> str:
-        """What was chosen, as a user reads it."""
-        as_chosen, never, whole = map(time_text, (self.course_ns, self.never_ns, self.whole_ns))
-        plans = len(self.segments)
-        return (
-            f"{plans} plan{'s' if plans > 1 else ''} in a step: {as_chosen} of communication;"
-            f" {never} with the circuits that are up, {whole} with one plan for the step"
-        )
 
 
 def course(

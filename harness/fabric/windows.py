@@ -14,8 +14,8 @@ import numpy as np
 
 RECENT = 10
 """Observations that are kept of a transition."""
-LOW, HIGH = 0.2, 0.8
-"""The quantile that is the estimate, and the one that with it gives the spread."""
+LOW = 0.2
+"""The quantile that is the estimate."""
 TURN = 3
 """So many on end that are all shorter than all before them, or all longer by `LONGER`: times have
 changed, and what was before them is forgotten. Of ten alike, that happens once in 120 times."""
@@ -26,13 +26,9 @@ Transition = tuple[str, str]
 
 
 class Window(NamedTuple):
-    """An idle window that is expected: `ns` long; `spread_ns` up to its high quantile.
-
-    `seen`: from so many observations; 0: as it was announced, and the spread is not known.
-    """
+    """An idle window that is expected: `ns` long, from `seen` observations; 0: as announced."""
 
     ns: float
-    spread_ns: float = 0.0
     seen: int = 0
 
 
@@ -55,5 +51,4 @@ class Windows:
         seen_ns = self.seen_ns.get(transition, ())
         if not seen_ns:
             return Window(max(0.0, announced_ns))
-        low, high = np.quantile(seen_ns, [LOW, HIGH], method="lower").tolist()
-        return Window(low, high - low, len(seen_ns))
+        return Window(float(np.quantile(seen_ns, LOW, method="lower")), len(seen_ns))
