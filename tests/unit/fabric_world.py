@@ -432,11 +432,14 @@ def play(
     fabric: Fabric = DEFAULT,
     stranded_ms: float = 0.0,
     plans: Any = None,
+    *,
+    agents: bool = True,
 ) -> tuple[World, Events]:
     """Run a body in an arm; afterwards all is down, and nobody was stranded for longer."""
 
     async def main() -> tuple[World, Events]:
         world = World(topology or bench())
+        world.hellos = world.hellos if agents else {}
         session = session_on(world, fabric, plans)
         async with running(session, arm) as controller:
             await body(world, controller)

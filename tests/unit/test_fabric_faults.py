@@ -31,7 +31,7 @@ from harness.fabric.links import Plan
 from harness.fabric.topology import Topology, topology_of
 from harness.model.fabric_rules import Arm
 from harness.model.scenario import Fabric
-from harness.run.fabric.circuits import GUARD_NS, SILENCE_NS
+from harness.run.fabric.circuits import GUARD_NS, READ_NS, SILENCE_NS
 from harness.run.fabric.controller import Controller
 from harness.run.fabric.opening import network
 from harness.tasks import beside
@@ -168,6 +168,26 @@ def test_a_switch_that_starts_anew_dark_is_used_again_at_once(at_ms: float) -> N
     states = [(row["part"], row["state"]) for row in events.of("fabric_part")]
     assert states in ([("agg0", "broken"), ("agg0", "back")], [])
     assert any("agg0" in name for name in events.of("fabric_change")[-2]["lit"])
+
+
+def test_where_no_agent_hears_a_switch_that_starts_anew_dark_is_found_by_its_map() -> None:
+    async def body(world: World, controller: Controller) -> None:
+        await goes(world, controller, [part(world.topology, t0_t1=BYTES, t2_t3=BYTES)], 100, 300)
+        assert controller.session.lit
+        before = len(world.strandings)
+        for unit in world.units.values():
+            unit.gone, unit.errors = "no answer", []
+        await world.clock.sleep_ns(3 * NS_PER_S)
+        assert controller.session.lit  # nobody is steered off light that may well be there
+        for unit in world.units.values():
+            unit.gone = ""
+            unit.reset()
+        await world.clock.sleep_ns(2 * NS_PER_S)
+        at_rest(controller.session)
+        assert len(world.strandings) > before
+
+    # two looks: the first one meets the line that the unit closed
+    play(body, bench(), stranded_ms=2 * (READ_NS + GUARD_NS) / NS_PER_MS, agents=False)
 
 
 def test_a_plan_that_waited_while_something_broke_goes_without_it() -> None:

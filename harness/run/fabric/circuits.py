@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median_low
 
-from drivers.base import Circuit
+from drivers.base import Circuit, Matching
 from drivers.errors import DriverError
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SteeringFailed
@@ -35,7 +35,8 @@ GUARD_NS = 100 * NS_PER_MS
 SILENCE_NS = 400 * NS_PER_MS
 """A circuit through which nobody was heard for so long carries nothing: many beacons in a row."""
 READ_NS = NS_PER_S
-"""A switch that does not tell its map for so long is taken for lost."""
+"""A switch that does not tell its map for so long is taken for lost. Also between two looks at it,
+where no agents on ToRs tell whom they hear."""
 STEER_NS = NS_PER_MS
 """What a change takes beside its light, before any was measured."""
 CHANGES_KEPT = 5
@@ -58,6 +59,7 @@ class Circuits:
         self.clock, self.topology = self.session.bench.clock, self.session.bench.topology
         self.changing = asyncio.Lock()
         self._epoch = 0  # counts changes: a look that began before some of them is old
+        self._mapped_ns = -READ_NS
         self._touched: set[str] = set()
         self._beside_ns = deque([STEER_NS], CHANGES_KEPT)
 
@@ -170,15 +172,36 @@ class Circuits:
         if not lit:
             return False
         verdict = await hear(self.session, lit, self.clock.now_ns(), SILENCE_NS)
-        if not verdict.wrong:
+        found = {**verdict.wrong, **await self._unmapped(lit)}
+        if not found:
             return False
         async with self.changing:
             # after one change, what is still lit was not touched by it; after two it may have been
-            wrong = {link: why for link, why in verdict.wrong.items() if link in self.session.lit}
+            wrong = {link: why for link, why in found.items() if link in self.session.lit}
             if not wrong or self._epoch > epoch + 1:
                 return False
             await self._went_dark(wrong)
         return True
+
+    async def _unmapped(self, lit: Links) -> dict[Link, str]:
+        """Return which links their switches carry no more, of those whose ends nobody can hear.
+
+        A switch that does not answer may well go on: its light needs nobody who commands it.
+        """
+        now_ns, watched = self.clock.now_ns(), {*self.session.watchers}
+        unheard = [link for link in lit if not {link.a.tor, link.b.tor} <= watched]
+        if not unheard or now_ns < self._mapped_ns + READ_NS:
+            return {}
+        self._mapped_ns = now_ns
+        names = sorted({name for link in unheard for name in link.switches})
+        read = dict(zip(names, await asyncio.gather(*map(self._map_of, names)), strict=True))
+        maps = {name: found.circuits for name, found in read.items() if isinstance(found, Matching)}
+        return {
+            link: f"{link} is gone from the map of {name}"
+            for link in unheard
+            for name, circuit in link.circuits
+            if name in maps and circuit not in maps[name]
+        }
 
     async def _went_dark(self, wrong: Mapping[Link, str]) -> None:
         """Steer off circuits that went dark by themselves; what is at fault is not used again."""
@@ -200,15 +223,21 @@ class Circuits:
 
     async def _fault_of(self, name: str, circuits: Collection[Circuit]) -> str:
         """Return why a switch does not carry these circuits, as far as it knows, or ""."""
+        there = await self._map_of(name)
+        if isinstance(there, str):
+            return there
+        lacking = len({*circuits} - there.circuits)
+        return f"{name}: {lacking} circuits that were made are gone from its map" * bool(lacking)
+
+    async def _map_of(self, name: str) -> Matching | str:
+        """Return the map of a switch, or why it does not tell it."""
         try:
             async with asyncio.timeout(READ_NS / NS_PER_S):
-                there = await self.session.bench.switches[name].read()
+                return await self.session.bench.switches[name].read()
         except TimeoutError:
             return f"{name}: it does not answer"
         except DriverError as fault:
             return f"{name}: {str(fault).removeprefix(f'{name}: ')}"
-        lacking = len({*circuits} - there.circuits)
-        return f"{name}: {lacking} circuits that were made are gone from its map" * bool(lacking)
 
     async def ask(self) -> bool:
         """Ask switches and ToRs that failed, when it is time; whether one is there again."""
