@@ -13,6 +13,7 @@ from harness.model.generation_rules import each_once
 from harness.model.scenario import Fabric, Rl, Scenario
 from harness.model.schema import did_you_mean
 
+MS_MAX = 10_000.0
 CIRCUITS = ("static", "rfabric")
 """Fabrics that need an optical switch."""
 
@@ -40,8 +41,8 @@ def fabric_problems(scenario: Scenario) -> Iterator[str]:
     if not 0 <= fabric.gain_min_pct < 100:
         yield "fabric.gain_min_pct: expected 0 or more, and less than 100"
     for key in ("rest_ms", "settle_ms"):
-        if not getattr(fabric, key) >= 0:
-            yield f"fabric.{key}: expected 0 or more"
+        if not 0 <= getattr(fabric, key) <= MS_MAX:
+            yield f"fabric.{key}: expected 0 to {MS_MAX:g}"
     if fabric.static and fabric.static not in scenario.shapes:
         near_by = did_you_mean(fabric.static, scenario.shapes)
         yield f"fabric.static: no shape {fabric.static!r}{near_by}"

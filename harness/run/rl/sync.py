@@ -145,7 +145,7 @@ class Syncs:
             )
             try:
                 broken = fault == "fail" and attempt == 0
-                async with self.traffic.carrying():
+                async with self.traffic.carrying(last=version >= self.step.steps):
                     await self._carry(made, gathered, broken=broken)
                 await self._load(made, noop=fault == "noop")
             except (StepFailed, AgentLost) as error:

@@ -91,13 +91,16 @@ class StepTraffic:
         fabric.reached(SYNC)
 
     @asynccontextmanager
-    async def carrying(self) -> AsyncIterator[None]:
-        """Tell that weights are on their way to the engines while the body runs."""
+    async def carrying(self, *, last: bool) -> AsyncIterator[None]:
+        """Tell that weights are on their way to the engines while the body runs.
+
+        With `last` no step follows for which circuits could be lit beforehand.
+        """
         fabric = self.session.fabric
         if fabric is None:
             yield
             return
         async with fabric.during(self._parts()[2]):
             yield
-        if self._announced:
+        if self._announced and not last:
             fabric.expect(self._parts())
