@@ -92,7 +92,7 @@ async def switch_over(
 
 
 async def _steer_back(session: Session, change: Change, verified: frozenset[Link]) -> None:
-    """Send traffic over what is up; a ToR that refuses goes on sending its own electrically."""
+    """Send traffic over what is up; what a ToR sends over that refuses, is told as `refused`."""
     try:
         await session.steer(verified)
     except SteeringFailed as refusal:
