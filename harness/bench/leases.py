@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,6 +20,7 @@ from typing import IO
 
 import msgspec
 
+from drivers.address import SSH_PORT
 from harness.errors import InfrastructureError
 from harness.model.bench import Switch, Tor
 from harness.model.ports import format_ports, parse_ports
@@ -68,7 +70,14 @@ def held(
 
 
 def _key(url: str) -> str:
-    return hashlib.sha256(url.partition("?")[0].encode()).hexdigest()[:16]
+    """Return what names a device in files' names: whoever logs in, and however it is written."""
+    scheme, _, rest = url.partition("?")[0].partition("://")
+    place = rest.rpartition("@")[2]
+    if scheme == "serial":
+        place = os.path.realpath(place)
+    elif scheme == "ssh" and not re.search(r":\d+$", place):
+        place += f":{SSH_PORT}"
+    return hashlib.sha256(f"{scheme}://{place}".encode()).hexdigest()[:16]
 
 
 def _shared(a: Lease, b: Lease) -> str:

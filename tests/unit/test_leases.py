@@ -97,6 +97,30 @@ def test_a_tor_is_held_whole(tmp_path: Path) -> None:
         process.kill()
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("ssh://admin@10.0.0.5", "ssh://root@10.0.0.5:22"),
+        ("tcp://a@10.0.0.5:3082", "tcp://10.0.0.5:3082"),
+        ("serial://{}/tty?baud=9600", "serial://{}/by-id"),
+    ],
+)
+def test_a_device_is_the_same_however_its_url_is_written(
+    tmp_path: Path, theirs: str, ours: str
+) -> None:
+    (tmp_path / "by-id").symlink_to("tty")
+    argv = [sys.executable, "-c", OTHER, theirs.format(tmp_path), "1-4", str(tmp_path)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        with (
+            pytest.raises(InfrastructureError, match="ports 1-4 are held by run 7"),
+            held(switch("1-4", ours.format(tmp_path)), "run 8", tmp_path),
+        ):
+            pass
+        process.kill()
+
+
 def test_every_user_may_look_who_holds_what_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
