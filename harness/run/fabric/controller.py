@@ -111,7 +111,7 @@ class Controller:
     def _after(self, before: str, part: Part) -> Part:
         """Return a part whose first gap holds also the window before it."""
         first, *others = part.comms
-        window = self.history.window(before, part.kind, part.window_ns)
+        window = self.history.window(before, part.kind)
         first = first._replace(gap_ns=first.gap_ns + window.ns)
         return part._replace(comms=(first, *others))
 

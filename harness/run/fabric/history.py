@@ -36,9 +36,9 @@ class History:
         """Learn how long nobody sent between two kinds of traffic."""
         self.windows = self.windows.observed((before, after), window_ns)
 
-    def window(self, before: str, after: str, announced_ns: float = 0.0) -> Window:
+    def window(self, before: str, after: str) -> Window:
         """Return the window that is expected between two kinds of traffic."""
-        return self.windows.expected((before, after), announced_ns)
+        return self.windows.expected((before, after))
 
     def crossed(self, announced: Demand, measured: Crossed) -> None:
         """Learn what crossed while what was announced was under way."""

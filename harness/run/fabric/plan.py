@@ -115,7 +115,7 @@ def parts_of(
     parts = (
         train_part(topology, phases, node_of, layerwise=layerwise),
         gather_part(topology, trainers, sources, size_bytes),
-        sync_part(topology, edges, size_bytes, 0.0),
+        sync_part(topology, edges, size_bytes),
     )
     return tuple(part for part in parts if part.comms)
 

@@ -18,15 +18,10 @@ ELECTRICAL = "e0"
 
 
 class Part(NamedTuple):
-    """A part of a step's traffic: its kind (train, gather, sync), and its communications.
-
-    `window_ns`: how long nobody is expected to send from the end of the part before to the begin of
-    this one; gaps of communications come on top.
-    """
+    """A part of a step's traffic: its kind (train, gather, sync), and its communications."""
 
     kind: str
     comms: tuple[Comm, ...]
-    window_ns: float = 0.0
 
 
 class Crossed(NamedTuple):

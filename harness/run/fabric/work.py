@@ -37,8 +37,6 @@ def gather_part(
     return Part(GATHER, (Comm(GATHER, "dp", of_moves(topology, moves, GATHER), 0.0),))
 
 
-def sync_part(
-    topology: Topology, edges: Sequence[tuple[str, str]], size_bytes: float, window_ns: float
-) -> Part:
+def sync_part(topology: Topology, edges: Sequence[tuple[str, str]], size_bytes: float) -> Part:
     """Return how weights of this size get to the engines, each edge carrying all of them."""
-    return Part(SYNC, (Comm(SYNC, "dp", of_sync(topology, edges, size_bytes), 0.0),), window_ns)
+    return Part(SYNC, (Comm(SYNC, "dp", of_sync(topology, edges, size_bytes), 0.0),))

@@ -40,10 +40,7 @@ class StepTraffic:
         topology, size_bytes = self.session.bench.topology, self.trainees.weights_bytes
         sources, _, edges = self.way()
         gather = gather_part(topology, self.trainees.nodes, sources, size_bytes)
-        window_ns = 0.0
-        if self.session.fabric is not None:
-            window_ns = self.session.fabric.history.window(GATHER, SYNC).ns
-        return self._train, gather, sync_part(topology, edges, size_bytes, window_ns)
+        return self._train, gather, sync_part(topology, edges, size_bytes)
 
     @asynccontextmanager
     async def training(self, phases: Sequence[Phase]) -> AsyncIterator[None]:
