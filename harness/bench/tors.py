@@ -37,6 +37,7 @@ class SteerableTor:
         self._driver: Tor | None = None
         self._late: Future[None] | None = None
         """A change that was given up, though the thread may still be at it."""
+        self._last: Future[None] | None = None
 
     @property
     def remote(self) -> bool:
@@ -89,7 +90,9 @@ class SteerableTor:
             return
         if self._late is not None and not self._late.done():
             raise Indeterminate(f"ToR {self.name}: still no answer to an earlier change")
-        change = self._worker.submit(lambda: self.driver.apply(routes))
+        if self._last is not None and not self._last.done():  # whoever asked was cancelled
+            await asyncio.wait({asyncio.wrap_future(self._last)}, timeout=self.limit_s)
+        change = self._last = self._worker.submit(lambda: self.driver.apply(routes))
         try:
             async with asyncio.timeout(self.limit_s):
                 await asyncio.wrap_future(change)

@@ -104,7 +104,8 @@ async def _steer_back(session: Session, change: Change, verified: frozenset[Link
 def listen(session: Session, plan: Plan) -> Coroutine[Any, Any, Verdict]:
     """Listen, from now on, for the far ends of the links that will come up."""
     now_ns = session.bench.clock.now_ns()
-    wait_ns = round(session.scenario.timeout_s * NS_PER_S)
+    limits_s = (switch.spec.apply_timeout_s for switch in session.bench.switches.values())
+    wait_ns = round(max(limits_s, default=0.0) * NS_PER_S) + HEAR_NS
     return hear(session, plan.links - session.lit, now_ns, wait_ns)
 
 

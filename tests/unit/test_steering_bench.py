@@ -146,3 +146,32 @@ def test_every_tor_that_does_not_open_is_told(racks) -> None:
         await close_all(made.values())
 
     asyncio.run(main())
+
+
+def test_a_change_after_a_cancelled_one_has_its_whole_time(racks) -> None:
+    gates = iter([threading.Event(), threading.Event()])
+    entered: list[threading.Event] = []
+
+    def act() -> None:
+        entered.append(next(gates))
+        entered[-1].wait(LIMIT_S)
+
+    slow = Driver("slow", act)
+
+    async def main() -> None:
+        made = racks({"slow": slow}, {"slow": spec(exchange_timeout_s=0.1)})
+        await open_all(made.values())
+        first = asyncio.create_task(steer(made, {"slow": NOTHING}))
+        while not entered:
+            await asyncio.sleep(0)
+        first.cancel()
+        second = asyncio.create_task(steer(made, {"slow": WANTED}))
+        asyncio.get_running_loop().call_later(0.3, entered[0].set)  # of 0.4 s that one may take
+        while len(entered) < 2:
+            await asyncio.sleep(0.001)
+        asyncio.get_running_loop().call_later(0.3, entered[1].set)
+        await second
+        assert slow.routes == WANTED
+        await close_all(made.values())
+
+    asyncio.run(main())

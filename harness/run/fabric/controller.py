@@ -294,7 +294,7 @@ class Controller:
         if due_ns is not None:
             decided = still_pays(decided, due_ns - self.clock.now_ns())
             if decided.action == "dropped":
-                return self._tell(demand, decided, 0)
+                return self._tell(demand, decided, None)
         faults = self.circuits.faults.names
         self._changing, self._unweighed = True, False
         await to_the_end(self.circuits.change(demand.name, decided.plan))
@@ -310,8 +310,9 @@ class Controller:
             self._ahead = self._ahead._replace(course=self._course(self._ahead))
             self._decide(begin_ns)
 
-    def _tell(self, demand: Demand, decided: Decision, took_ns: int) -> None:
-        row = decision_row(demand.name, demand.total_bytes, decided, took_ns / NS_PER_MS)
+    def _tell(self, demand: Demand, decided: Decision, took_ns: int | None) -> None:
+        solve_ms = None if took_ns is None else took_ns / NS_PER_MS
+        row = decision_row(demand.name, demand.total_bytes, decided, solve_ms)
         self._record("fabric", row)
 
     def _record(self, stream: str, row: Mapping[str, object]) -> None:

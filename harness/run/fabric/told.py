@@ -13,7 +13,7 @@ from harness.run.fabric.traffic import Crossed
 
 
 def decision_row(
-    kind: str, sent_bytes: float, decided: Decision, solve_ms: float
+    kind: str, sent_bytes: float, decided: Decision, solve_ms: float | None
 ) -> dict[str, object]:
     """Return the row of one decision; times are predictions."""
     numbers = decided.numbers
