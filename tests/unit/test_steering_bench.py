@@ -149,27 +149,27 @@ def test_every_tor_that_does_not_open_is_told(racks) -> None:
 
 
 def test_a_change_after_a_cancelled_one_has_its_whole_time(racks) -> None:
-    gates = iter([threading.Event(), threading.Event()])
-    entered: list[threading.Event] = []
+    entered, gates = threading.Semaphore(0), [threading.Event(), threading.Event()]
+    left = iter(gates)
 
     def act() -> None:
-        entered.append(next(gates))
-        entered[-1].wait(LIMIT_S)
+        gate = next(left)
+        entered.release()
+        gate.wait(LIMIT_S)
 
     slow = Driver("slow", act)
 
     async def main() -> None:
-        made = racks({"slow": slow}, {"slow": spec(exchange_timeout_s=0.1)})
+        made = racks({"slow": slow}, {"slow": spec(exchange_timeout_s=0.25)})
         await open_all(made.values())
+        later = asyncio.get_running_loop().call_later
         first = asyncio.create_task(steer(made, {"slow": NOTHING}))
-        while not entered:
-            await asyncio.sleep(0)
+        await asyncio.to_thread(entered.acquire, timeout=LIMIT_S)
         first.cancel()
         second = asyncio.create_task(steer(made, {"slow": WANTED}))
-        asyncio.get_running_loop().call_later(0.3, entered[0].set)  # of 0.4 s that one may take
-        while len(entered) < 2:
-            await asyncio.sleep(0.001)
-        asyncio.get_running_loop().call_later(0.3, entered[1].set)
+        later(0.7, gates[0].set)  # together they take longer than the 1 s that one may
+        await asyncio.to_thread(entered.acquire, timeout=LIMIT_S)
+        later(0.7, gates[1].set)
         await second
         assert slow.routes == WANTED
         await close_all(made.values())
