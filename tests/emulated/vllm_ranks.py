@@ -18,6 +18,7 @@ import msgspec
 
 from agents.frames import Frame, Unpacker, pack
 from agents.generation.orders import FRAMES, Body, Leave, Ready, Seated, Sit, Start, Steps, Told
+from agents.generation.ports import Ports, Range
 from harness.clock import NS_PER_S
 from harness.model.placement import Instance
 from harness.model.requests import Carried
@@ -184,12 +185,16 @@ def timeless(left: Sequence[Carried]) -> tuple[Carried, ...]:
     return tuple(msgspec.structs.replace(one, first_token_ns=None) for one in left)
 
 
+PORTS = Ports("127.0.0.1")
+TAKEN: list[Range] = []
+
+
 def free_ports() -> int:
-    """A port that is free now, below which others are unlikely to be taken within the test."""
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        port: int = trial.getsockname()[1]
-        return port
+    """The first of a range of ports that is ours for a while: the kernel gives them to nobody."""
+    TAKEN.append(PORTS.take())
+    if len(TAKEN) > 8:
+        TAKEN.pop(0).close()
+    return TAKEN[-1].ports.start
 
 
 @contextmanager
