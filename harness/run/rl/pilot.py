@@ -57,7 +57,7 @@ class Pilot:
     """Drives one policy through one run of the loop.
 
     `entries` gives the requests that are open, `history` what has ended, oldest batch first,
-    `coming` how many requests follow.
+    `coming` how many requests each batch has that follows.
     """
 
     fleet: Fleet
@@ -72,8 +72,9 @@ class Pilot:
     pace: Pace
     name: str = ""
     """Of the arm, in rows."""
-    coming: Callable[[], int] = lambda: 0
-    """Requests of the next batch, if one follows."""
+    turns_max: int = 1
+    """Of a request: how often it may go on after an answer."""
+    coming: Callable[[], Sequence[int]] = tuple
     guess_s: float = GUESS_S
     """What a switch costs before one was measured."""
     counts: Counts = field(default_factory=Counts)
@@ -275,6 +276,7 @@ class Pilot:
             entries,
             self.history(),
             cap_tokens=self.cap_tokens,
+            turns_max=self.turns_max,
             coming=self.coming(),
             switched_s=self.switched_s,
             switches=self._switches_in.get(self.batch, 0),

@@ -89,10 +89,17 @@ def cap_of(asked: GenerationAsked) -> int:
     return max(request.response_tokens for request in asked.replay.requests)
 
 
-def _coming(loop: Loop) -> int:
-    """Return how many requests come as soon as those that are open are done."""
-    asked = loop.rollouts.asked
-    return sum(map(len, loop.batches[asked])) if asked < loop.step.steps else 0
+def turns_of(asked: GenerationAsked) -> int:
+    """Return how many turns a trajectory may have: by the workload, or at most."""
+    if isinstance(asked.workload, GeneratedWorkload):
+        return len(asked.workload.turn_weights)
+    return max(len(request.turns) for request in asked.replay.requests)
+
+
+def _coming(loop: Loop) -> list[int]:
+    """Return how many requests each batch has that follows those that were asked for."""
+    batches = loop.batches[loop.rollouts.asked : loop.step.steps]
+    return [sum(map(len, batch)) for batch in batches]
 
 
 def pilot_of(loop: Loop, asked: GenerationAsked, compute: Compute) -> Pilot:
@@ -107,6 +114,7 @@ def pilot_of(loop: Loop, asked: GenerationAsked, compute: Compute) -> Pilot:
         compute=compute,
         costs=costs,
         cap_tokens=cap_of(asked),
+        turns_max=turns_of(asked),
         name=loop.name,
         coming=lambda: _coming(loop),
         entries=lambda: list(loop.open.values()),

@@ -21,7 +21,8 @@ def view_of(
     history: Iterable[Finished],
     *,
     cap_tokens: int,
-    coming: int = 0,
+    turns_max: int = 1,
+    coming: Sequence[int] = (),
     switched_s: float | None = None,
     switches: int = 0,
     moved: Iterable[Moved] = (),
@@ -29,7 +30,7 @@ def view_of(
 ) -> View:
     """Return what there is to see; `entries` are those that are open, `history` ends with now.
 
-    `knows`: the true lengths are seen too.
+    `coming`: requests of each batch that follows. `knows`: the true lengths are seen too.
     """
     places = [place for place in fleet.places.values() if not place.dead]
     return View(
@@ -40,7 +41,9 @@ def view_of(
         gpus_of=fleet.usable,
         cap_tokens=cap_tokens,
         layout=Mix((fleet.layout,)) if isinstance(fleet.layout, Layout) else fleet.layout,
-        coming=coming,
+        turns_max=turns_max,
+        coming=coming[0] if coming else 0,
+        coming_batches=len(coming),
         switched_s=switched_s,
         switches=switches,
         changing=fleet.changing.locked(),
