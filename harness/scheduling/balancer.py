@@ -129,17 +129,19 @@ class _Pool:
         """What a request produces yet if it is the one that strays up: some of many does."""
         wait = ~requests.running
         later = later_tokens(view, self.tokens)
+        computes = bool(wait.any() or later.any())
         self.work = np.zeros((4, len(self.at)))
-        self.work[:2] = self.tokens, self.tokens * (self.context + self.tokens / 2)
-        if wait.any() or later.any():
-            computes = np.where(wait, self.context, 0.0)
-            self.work[2:] = computes + later, computes**2 + later * self.context
+        self.work[0] = self.tokens
+        np.multiply(self.tokens, self.context + self.tokens / 2, out=self.work[1])
+        if computes:
+            now = np.where(wait, self.context, 0.0)
+            self.work[2:] = now + later, now**2 + later * self.context
         """By request: tokens to produce, tokens read meanwhile, contexts to compute, and pairs."""
 
         bins = self.at + 1  # what is queued elsewhere falls into the first
         size = len(instances) + 1
         self.work_at = np.zeros((4, len(instances)))
-        for column in range(4 if self.work[2].any() else 2):
+        for column in range(4 if computes else 2):
             self.work_at[column] = _added(bins, self.work[column], size)
         longest_at = np.zeros(size)
         np.maximum.at(longest_at, bins, self.reach)
@@ -158,10 +160,7 @@ class _Pool:
         self.accepting = np.array([i.accepting for i in instances])
         self.length_max = np.array([i.length_max_tokens for i in instances])
         self.times = _StepTimes(instances, compute)
-        turns = later if requests.recomputed is None else later + requests.recomputed
-        least = np.full(size, np.inf)
-        np.minimum.at(least, bins, np.where(turns > 0, 0.0, requests.produced))
-        self.slow = _slowness(instances, least[1:], self.times)
+        self.slow = _slowness(instances, self._least(bins, size, later), self.times)
         self.ends = self._ends(self.longest_at, self.work_at)
 
     def order(self, source: int, settings: Settings) -> Ints:
@@ -196,6 +195,20 @@ class _Pool:
         return _Shift(float(net_s[count]), rows[: count + 1], target)
 
     # -- inside -----------------------------------------------------------------------------
+
+    def _least(self, bins: Ints, size: int, later: Floats) -> Ints:
+        """Return the least that any request of each instance has produced since its last prompt.
+
+        Of trajectories of several turns that is not known, and counts as nothing.
+        """
+        requests = self.view.requests
+        produced, recomputed = requests.produced, requests.recomputed
+        if later.any() or (recomputed is not None and recomputed.any()):
+            again = later > 0 if recomputed is None else (later > 0) | (recomputed > 0)
+            produced = np.where(again, 0, produced)
+        least = np.full(size, np.iinfo(np.int64).max)
+        np.minimum.at(least, bins, produced)
+        return least[1:]
 
     def _ends(self, longest: Floats, work: Floats, at: int | None = None) -> Floats:
         """Return in how many seconds an instance ends with so much to do, or all (last axis)."""
@@ -253,7 +266,7 @@ def _added(bins: Ints, column: Floats | Ints, size: int) -> Floats:
     return np.asarray(np.bincount(bins, column, size)[1:], np.float64)
 
 
-def _slowness(instances: tuple[Instance, ...], least: Floats, times: _StepTimes) -> Floats:
+def _slowness(instances: tuple[Instance, ...], least: Ints, times: _StepTimes) -> Floats:
     """Return by how much each instance is slower than it should be, by what it yields: 1 or more.
 
     Within the noise of a measurement (`SLOW`) it is as fast as said; so it is while nothing is
