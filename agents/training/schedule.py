@@ -20,9 +20,10 @@ from itertools import islice, pairwise
 from typing import NamedTuple
 
 from agents.training.axes import Members, expert_copies, groups_along, place_of
-from agents.training.traffic import GRADIENT_BYTES, Lengths, Traffic
+from agents.training.traffic import Lengths, Traffic
 from harness.model.busbw import counts, smallest_bytes
 from harness.model.scenario import Dtype, Op
+from harness.model.shape import GRADIENT_BYTES
 from harness.wire.training import Axis, Phase
 
 PHASES_MAX = 200

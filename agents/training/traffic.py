@@ -23,9 +23,6 @@ from typing import NamedTuple
 from harness.model.degrees import Degrees
 from harness.model.shape import ModelShape
 
-GRADIENT_BYTES = 4
-"""Of one gradient on its way: FSDP2's ``MixedPrecisionPolicy(reduce_dtype=torch.float32)``."""
-
 
 class Lengths(NamedTuple):
     """Samples of a micro batch on one rank: tokens, and the sum of their lengths squared."""

@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+GRADIENT_BYTES = 4
+"""Of one gradient on its way: FSDP2's ``MixedPrecisionPolicy(reduce_dtype=torch.float32)``."""
 _NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 

@@ -78,14 +78,14 @@ def _steps(loop: Loop) -> Iterator[Unlabelled]:
             if row.get("tail_begin_ns") is not None
         ],
     )
-    yield "sync.visible_pct", [_visible_pct(row, after) for row, after in pairwise(rows)]
+    yield "sync.visible_pct", [visible_pct(row, after) for row, after in pairwise(rows)]
     if rewards := [row["reward"] for row in rows if row["reward"] is not None]:
         yield "rl.reward_first", [rewards[0]]
         yield "rl.reward_last", [rewards[-1]]
         yield "rl.reward_rise", [rewards[-1] - rewards[0]]
 
 
-def _visible_pct(row: Mapping[str, Any], after: Mapping[str, Any]) -> float:
+def visible_pct(row: Mapping[str, Any], after: Mapping[str, Any]) -> float:
     """Return how much of a step nobody did anything but wait for its sync.
 
     From when the step was trained, and the samples of the one after it were complete.

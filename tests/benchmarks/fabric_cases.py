@@ -30,6 +30,7 @@ from typing import Any
 import msgspec
 
 from harness.record.intervals import ratio_half_width
+from harness.record.rl_samples import visible_pct
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "rfabric-phases.toml"
 REPEATS = 5
@@ -119,16 +120,11 @@ def _times(events: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[floa
             by_repeat[arm, "train"][number].append(row["train_s"])
         for row in syncs[arm, number][1:]:
             by_repeat[arm, "sync"][number].append(row["wire_s"])
-        by_repeat[arm, "seen_pct"][number] = [_seen_pct(*two) for two in pairwise(rows)]
+        by_repeat[arm, "seen_pct"][number] = [visible_pct(*two) for two in pairwise(rows)]
     found: dict[str, dict[str, list[float]]] = defaultdict(dict)
     for (arm, what), repeats in by_repeat.items():
         found[arm][what] = [fmean(values) for _, values in sorted(repeats.items())]
     return found
-
-
-def _seen_pct(row: Mapping[str, Any], after: Mapping[str, Any]) -> float:
-    waited_ns = row["sync_end_ns"] - max(row["train_end_ns"], after["batch_end_ns"])
-    return float(max(0.0, 100 * waited_ns / 1e9 / row["step_s"]))
 
 
 def _ratio(upper: Sequence[float], lower: Sequence[float]) -> tuple[float, float | None]:

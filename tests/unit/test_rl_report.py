@@ -444,4 +444,4 @@ def test_a_sync_is_seen_only_while_the_next_samples_wait_for_it(
 ) -> None:
     row = {"train_end_ns": 12 * NS_PER_S, "sync_end_ns": 14 * NS_PER_S, "step_s": 10.0}
     after = {"batch_end_ns": next_complete_ns}
-    assert rl_samples._visible_pct(row, after) == seen_pct
+    assert rl_samples.visible_pct(row, after) == seen_pct

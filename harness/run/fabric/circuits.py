@@ -141,7 +141,7 @@ class Circuits:
         """Tell a change, and what of the fabric it showed to be broken."""
         took_ns = self.clock.now_ns() - begin_ns
         row = change_row(self.session.lit, change, took_ns)
-        self._tell("fabric_change", {"kind": kind, **row})
+        self.tell("fabric_change", {"kind": kind, **row})
         if change.moved and not change.failures:
             settings = Settings.of(self.session.scenario.fabric)
             light_ns = needed_ns(self.topology, before, change.wanted, settings)
@@ -156,7 +156,7 @@ class Circuits:
     async def _stayed(self, kind: str, begin_ns: int, refusal: SteeringFailed) -> None:
         """Go on over the circuits that are up: traffic could not be steered off them."""
         row = failed_row(self.session.lit, self.clock.now_ns() - begin_ns, str(refusal))
-        self._tell("fabric_change", {"kind": kind, **row})
+        self.tell("fabric_change", {"kind": kind, **row})
         with suppress(SteeringFailed):  # those who refuse do as they did before
             await self._steer(self.session.lit)
 
@@ -249,7 +249,7 @@ class Circuits:
                 self.faults.failed(name, self.clock.now_ns())
                 continue
             self.faults.back(name)
-            self._tell("fabric_part", part_row(name, "back", "it does as it is told again"))
+            self.tell("fabric_part", part_row(name, "back", "it does as it is told again"))
             found = True
         return found
 
@@ -269,7 +269,7 @@ class Circuits:
         """Plan with this no more."""
         if part not in self.faults.broken:
             self.faults.broken[part] = reason
-            self._tell("fabric_part", part_row(part, "broken", reason))
+            self.tell("fabric_part", part_row(part, "broken", reason))
 
     def _lose_switch(self, name: str, reason: str) -> None:
         """Plan with a switch no more, until it answers."""
@@ -279,8 +279,9 @@ class Circuits:
     def _unsteer(self, failures: Mapping[str, str], lit: Links) -> None:
         """Leave ToRs that do not steer as they are: over what is `lit`."""
         for tor in self.faults.unsteer(failures, lit, self.clock.now_ns()):
-            self._tell("fabric_part", part_row(tor, "unsteered", failures[tor]))
+            self.tell("fabric_part", part_row(tor, "unsteered", failures[tor]))
 
-    def _tell(self, stream: str, row: Mapping[str, object]) -> None:
+    def tell(self, stream: str, row: Mapping[str, object]) -> None:
+        """Record a row of this arm."""
         whose = {"step": self.number, "policy": str(self.arm)}
         self.session.record.event(stream, whose | dict(row))

@@ -9,7 +9,7 @@ replaces one that has not begun, and one whose window is over is dropped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -152,7 +152,7 @@ class Controller:
         if crossed is not None:
             self.history.crossed(announced, crossed)
         row = traffic_row(part.kind, announced.total_bytes, crossed, took_ns)
-        self._record("fabric_traffic", row)
+        self.circuits.tell("fabric_traffic", row)
 
     async def _read(self) -> Crossed | None:
         """Return what crossed; plan anew where an electrical link went down, or is up again."""
@@ -163,7 +163,7 @@ class Controller:
                 part, is_cut = f"{tor}:{ELECTRICAL}", tor in self.meter.cut
                 why = "no link: what the ToR sends and gets needs circuits" if is_cut else "a link"
                 row = part_row(part, "broken" if is_cut else "back", why)
-                self._record("fabric_part", row)
+                self.circuits.tell("fabric_part", row)
             self._again()
         return crossed
 
@@ -313,11 +313,7 @@ class Controller:
     def _tell(self, demand: Demand, decided: Decision, took_ns: int | None) -> None:
         solve_ms = None if took_ns is None else took_ns / NS_PER_MS
         row = decision_row(demand.name, demand.total_bytes, decided, solve_ms)
-        self._record("fabric", row)
-
-    def _record(self, stream: str, row: Mapping[str, object]) -> None:
-        whose = {"step": self.number, "policy": str(self.arm)}
-        self.session.record.event(stream, whose | dict(row))
+        self.circuits.tell("fabric", row)
 
 
 def _whole(comms: Sequence[Comm]) -> list[Demand]:

@@ -24,7 +24,7 @@ from harness.fabric.windows import Window
 from harness.model.degrees import Degrees
 from harness.model.fabric_rules import CIRCUITS
 from harness.model.scenario import Fabric, Op, Rl, Scenario
-from harness.model.shape import ModelShape
+from harness.model.shape import GRADIENT_BYTES, ModelShape
 from harness.run.fabric.circuits import STEER_NS
 from harness.run.fabric.controller import STEPS_AHEAD
 from harness.run.fabric.traffic import Part
@@ -37,8 +37,6 @@ from harness.wire.training import Phase
 if TYPE_CHECKING:  # what is asked is told by this
     from harness.run.asked import Asked
 
-GRADIENT_BYTES = 4
-"""Of one gradient on its way: FSDP2 reduces them in 32 bits."""
 Groups = tuple[tuple[int, ...], ...]
 """Global ranks that communicate with each other."""
 
