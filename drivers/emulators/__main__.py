@@ -8,51 +8,27 @@ error where the configuration or the machine does not let it start.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import selectors
-import signal
 import sys
 from pathlib import Path
 
 import msgspec
 
 from drivers.emulators.config import EmulatedSwitch
+from drivers.emulators.entry import main, until_stopped
 from drivers.emulators.process import serve
-from drivers.errors import Misuse
 
 SWITCH_INTERVAL_S = 0.0005
 """The mover's thread waits no longer than this for the interpreter; the default is 5 ms."""
 
 
-def main() -> int:
-    """Run one unit; return the exit status."""
-    if len(sys.argv) != 2:
-        sys.stderr.write("usage: python -m drivers.emulators CONFIG.json\n")
-        return 2
-    path = Path(sys.argv[1])
-    with contextlib.suppress(PermissionError):  # already the leader of its own session
-        os.setsid()
+def _work(path: Path) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # select() waits with microseconds, epoll with milliseconds: serial pacing needs the former.
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
-    try:
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(_until_stopped(path))
-    except (OSError, Misuse, msgspec.DecodeError) as error:
-        sys.stderr.write(f"{path}: {error}\n")
-        return 2
-    return 0
-
-
-async def _until_stopped(path: Path) -> None:
-    config, stopped = _read(path), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    async with serve(config, reread=lambda: _read(path).faults) as ready:
-        sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
-        sys.stdout.flush()
-        await stopped.wait()
+    serving = serve(_read(path), reread=lambda: _read(path).faults)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(until_stopped(serving))
 
 
 def _read(path: Path) -> EmulatedSwitch:
@@ -60,4 +36,4 @@ def _read(path: Path) -> EmulatedSwitch:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("drivers.emulators", _work))

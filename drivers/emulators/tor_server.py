@@ -10,7 +10,6 @@ status 2 and one line on standard error where it cannot start.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import shlex
@@ -24,6 +23,7 @@ import asyncssh
 import msgspec
 
 from drivers.emulators.config import EmulatedTor, Ready
+from drivers.emulators.entry import main, until_stopped
 from drivers.emulators.servers.keyfiles import host_key, read_secret
 from drivers.errors import Misuse
 
@@ -218,32 +218,10 @@ async def serve(config: EmulatedTor) -> AsyncIterator[Ready]:
         await acceptor.wait_closed()
 
 
-def main() -> int:
-    """Run one ToR's server; return the exit status."""
-    if len(sys.argv) != 2:
-        sys.stderr.write("usage: python -m drivers.emulators.tor_server CONFIG.json\n")
-        return 2
-    path = Path(sys.argv[1])
-    with contextlib.suppress(PermissionError):  # already the leader of its own session
-        os.setsid()
-    try:
-        config = msgspec.json.decode(path.read_bytes(), type=EmulatedTor)
-        asyncio.run(_until_stopped(config))
-    except (OSError, Misuse, msgspec.DecodeError) as error:
-        sys.stderr.write(f"{path}: {error}\n")
-        return 2
-    return 0
-
-
-async def _until_stopped(config: EmulatedTor) -> None:
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    async with serve(config) as ready:
-        sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
-        sys.stdout.flush()
-        await stopped.wait()
+def _work(path: Path) -> None:
+    config = msgspec.json.decode(path.read_bytes(), type=EmulatedTor)
+    asyncio.run(until_stopped(serve(config)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("drivers.emulators.tor_server", _work))
