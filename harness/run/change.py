@@ -204,7 +204,15 @@ async def _verify(
         # A power meter averages: packets may cross before it shows light. Verified is both.
         change.stamps["path_verified"] = max(*verdict.heard_ns, started_ns)
         change.link_ns = max(0, max(verdict.heard_ns) - started_ns)
-    for link, reason in verdict.wrong.items():
-        change.unlit[link] = f"{link}: {reason}"
-        change.failures[str(link)] = f"{change.unlit[link]}; it stays electrical"
+    change.unlit |= {link: f"{link}: {reason}" for link, reason in verdict.wrong.items()}
+    for name, reasons in _by_name(verdict.wrong).items():
+        change.failures[name] = f"{name}: {'; '.join(reasons)}; it stays electrical"
     return healthy - frozenset(verdict.wrong)
+
+
+def _by_name(wrong: Mapping[Link, str]) -> dict[str, list[str]]:
+    """Return the reasons by the links' name, which links side by side share."""
+    reasons: dict[str, list[str]] = {}
+    for link, reason in sorted(wrong.items()):
+        reasons.setdefault(str(link), []).append(reason)
+    return reasons

@@ -132,7 +132,7 @@ async def hear(
 def expected_far_ends(links: Iterable[Link]) -> dict[str, dict[str, str]]:
     """Return, per ToR and device, the far end ("tor:device") that must be heard."""
     expect: dict[str, dict[str, str]] = {}
-    for link in links:
+    for link in sorted(links):
         for sender, hearer in link.ways:
             expect.setdefault(hearer.tor, {})[hearer.device] = str(sender)
     return expect
@@ -141,7 +141,7 @@ def expected_far_ends(links: Iterable[Link]) -> dict[str, dict[str, str]]:
 def unheard(links: Iterable[Link], heard: Mapping[str, Beacons]) -> dict[Link, str]:
     """Return the links through which the wrong end, or nobody, is heard, with the reason."""
     wrong = {}
-    for link in links:
+    for link in sorted(links):
         for far, near in link.ways:
             last = heard[near.tor].last.get(near.device, "")
             fresh = near.device in heard[near.tor].first_ns
