@@ -32,7 +32,7 @@ AGENTS_MAY_IMPORT = ("errors", "clock", "seeds", "memory", "processes", "model",
 
 HARNESS_ROWS = (
     ("errors", "clock", "seeds", "tasks"),
-    ("processes", "interrupts", "memory"),
+    ("processes", "interrupts", "memory", "virtual"),
     ("model",),
     ("wire",),
     ("scheduling", "fabric"),
@@ -41,6 +41,7 @@ HARNESS_ROWS = (
     ("run",),
     ("record",),
     ("entry",),
+    ("sweeps",),
     ("cli",),
     ("__main__",),
 )
@@ -62,6 +63,9 @@ DRIVERS_ROWS = (
 LIBRARY_DOORS = {
     "asyncssh": ("drivers/emulators/",),
     "click": ("harness/cli/",),
+    "distributed": ("harness/sweeps/",),
+    "matplotlib": ("harness/sweeps/",),
+    "numba": ("harness/rlsim/",),
     "numpy": ("harness/", "agents/"),
     "paramiko": ("drivers/transports/",),
     "prometheus_client": ("harness/record/",),
@@ -112,6 +116,7 @@ IMPURE_LIBRARIES = words(
 
 EDGES: dict[str, str] = {
     "harness/clock.py": "the one place where time is read",
+    "harness/virtual.py": "its time is made here, and waited for",
     "harness/seeds.py": "the one place where chance is drawn",
     "drivers/transports/": "deadlines of a line are real",
     "drivers/emulators/": "a running emulator is a device: it lives in real time",

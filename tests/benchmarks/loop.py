@@ -48,7 +48,8 @@ def table(figures: dict[str, Any]) -> str:
 def _one(seed: int) -> Any:
     sys.path[:0] = [str(UNIT)] if str(UNIT) not in sys.path else []
     import rl_random  # noqa: PLC0415 - beside the unit tests, which use it too
-    from virtual_time import run_virtually  # noqa: PLC0415
+
+    from harness.virtual import run_virtually  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as folder:
         return run_virtually(rl_random.run(seed, Path(folder)))

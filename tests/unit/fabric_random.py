@@ -128,7 +128,7 @@ def breaks(world: World, fault: str, chance: random.Random) -> str:
             return tor
         case "busy":
             loop: Any = asyncio.get_running_loop()
-            loop.jumping.now_ns += chance.randint(1, BUSY_MS) * NS_PER_MS
+            loop.busy(chance.randint(1, BUSY_MS) * NS_PER_MS)
     return unit.name
 
 

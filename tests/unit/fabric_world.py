@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from fabric_bench import bench, demand
 from generation_bench import Events
-from virtual_time import VirtualClock, run_virtually
 
 from drivers.base import EMPTY, Applied, Delta, Identity, Matching
 from drivers.errors import LinkLost, NoLight
@@ -39,6 +38,7 @@ from harness.run.fabric.traffic import Part
 from harness.run.hearing import HEAR_NS
 from harness.run.session import Session
 from harness.tasks import beside
+from harness.virtual import VirtualClock, run_virtually
 from harness.wire.asks import CommandFailed
 from harness.wire.messages import (
     Beacons,

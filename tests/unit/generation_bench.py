@@ -16,8 +16,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from virtual_time import VirtualClock
-
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import AgentLost
 from harness.fabric.topology import topology_of
@@ -32,6 +30,7 @@ from harness.model.requests import Carried
 from harness.model.scenario import Collectives, Scenario
 from harness.model.steptime import FittedCosts, StepCosts
 from harness.run.session import Session
+from harness.virtual import VirtualClock
 from harness.wire.asks import CommandFailed
 from harness.wire.generation import (
     Admission,

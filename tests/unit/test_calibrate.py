@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from virtual_time import VirtualClock
 
 from harness.errors import AgentLost, StepFailed, UsageError
 from harness.model.calibration import Grid
@@ -22,6 +21,7 @@ from harness.model.profile_text import profile_text
 from harness.model.shape import ModelShape
 from harness.model.steptime import FittedCosts, step_ns
 from harness.run.generation.calibrate import Calibrated, CalibrationAsked, calibrate
+from harness.virtual import VirtualClock
 from harness.wire.asks import CommandFailed
 from harness.wire.generation import (
     Build,

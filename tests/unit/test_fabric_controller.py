@@ -25,7 +25,6 @@ from fabric_world import (
     train_and_sync,
 )
 from generation_bench import Events
-from virtual_time import VirtualClock, run_virtually
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.fabric.links import Plan
@@ -36,6 +35,7 @@ from harness.model.scenario import Fabric
 from harness.run.fabric.controller import Controller
 from harness.run.fabric.opening import network
 from harness.tasks import beside
+from harness.virtual import VirtualClock, run_virtually
 
 # -- what follows the work -------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ def test_a_plan_that_missed_its_window_is_dropped_and_told() -> None:
         await world.clock.sleep_ns(5 * NS_PER_MS)
         controller.expect(parts)
         loop: Any = asyncio.get_running_loop()
-        loop.jumping.now_ns += 90 * NS_PER_MS  # something keeps the loop busy
+        loop.busy(90 * NS_PER_MS)  # something keeps the loop busy
         lit = controller.session.lit
         await world.clock.sleep_ns(50 * NS_PER_MS)
         assert controller.session.lit == lit

@@ -22,7 +22,6 @@ from fabric_world import (
     train_and_sync,
 )
 from generation_bench import Events
-from virtual_time import run_virtually
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SteeringFailed
@@ -35,6 +34,7 @@ from harness.run.fabric.circuits import GUARD_NS, READ_NS, SILENCE_NS
 from harness.run.fabric.controller import Controller
 from harness.run.fabric.opening import network
 from harness.tasks import beside
+from harness.virtual import run_virtually
 
 # -- what breaks -----------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ import pytest
 import rl_random
 from fabric_world import CHANGING_MS, World
 from rl_bench import RlBench, RlNode, replay, rl_session
-from virtual_time import run_virtually
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import InfrastructureError, StepFailed
@@ -23,6 +22,7 @@ from harness.run.rl.loop import rl
 from harness.run.session import Session
 from harness.seeds import seeded
 from harness.tasks import beside
+from harness.virtual import run_virtually
 from harness.wire.messages import Failure, Message
 from harness.wire.training import (
     OpenTraining,

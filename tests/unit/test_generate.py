@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from generation_bench import FakeBench, requests, session_of
-from virtual_time import run_virtually
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import StepFailed, UsageError
@@ -19,6 +18,7 @@ from harness.run.generation.asked import GenerationAsked
 from harness.run.generation.generate import generate
 from harness.run.session import Session
 from harness.tasks import beside
+from harness.virtual import run_virtually
 from harness.wire.generation import (
     Admission,
     Build,

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from generation_bench import FakeBench, requests, session_of
-from virtual_time import run_virtually
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import AgentLost, StepFailed
@@ -20,6 +19,7 @@ from harness.model.prompts import Prompts
 from harness.model.replay import ReplayRequest, Turn
 from harness.model.steptime import FittedCosts
 from harness.run.generation.fleet import Fleet
+from harness.virtual import run_virtually
 from harness.wire.asks import CommandFailed
 from harness.wire.generation import Build, EngineSpec, KvTarget, Submit, TearDown, Withdraw
 from harness.wire.messages import Failure

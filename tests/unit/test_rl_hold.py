@@ -11,7 +11,6 @@ from generation_bench import Events, FakeBench
 from rl_bench import RlBench, replay, rl_session
 from test_rl_loop import STATIC, used, with_fault
 from test_switch import fleet_on, requests, switches_of
-from virtual_time import run_virtually
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import InfrastructureError, StepFailed
@@ -25,6 +24,7 @@ from harness.run.rl.checkpoint import read_checkpoint
 from harness.run.rl.loop import rl
 from harness.run.rl.rollouts import Rollouts
 from harness.tasks import beside
+from harness.virtual import run_virtually
 from harness.wire.generation import Build, Output, Prepare, Submit, UpdateWeights
 from harness.wire.messages import Failure, Message
 from harness.wire.training import KeepTrainer, PublishWeights, TrainStep

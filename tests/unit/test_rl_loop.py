@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import rl_random
 from rl_bench import RlBench, replay, rl_session
-from virtual_time import run_virtually
 
 from harness.clock import NS_PER_MS
 from harness.errors import StepFailed, UsageError
@@ -20,6 +19,7 @@ from harness.model.scenario import Rl
 from harness.run.rl.loop import rl
 from harness.scheduling.view import Plan, View
 from harness.tasks import beside
+from harness.virtual import run_virtually
 from harness.wire.generation import Build, TearDown, UpdateWeights
 from harness.wire.messages import Failure
 from harness.wire.training import TrainStep

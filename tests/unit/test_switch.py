@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from generation_bench import FakeBench, requests, session_of
-from virtual_time import run_virtually
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.model.layout import parse_layout
@@ -21,6 +20,7 @@ from harness.run.generation.migrate import AT_ONCE, Migrations
 from harness.run.generation.switch import Made, Switches
 from harness.scheduling.migration import Costs, estimates_of
 from harness.scheduling.waves import names
+from harness.virtual import run_virtually
 from harness.wire.generation import (
     Admission,
     Build,

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rl_bench import CARRY_NS, RlBench, replay, rl_session
-from virtual_time import run_virtually
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import InfrastructureError, StepFailed
@@ -19,6 +18,7 @@ from harness.model.scenario import Rl
 from harness.run.rl.edges import children_of, edges_of, sources_of
 from harness.run.rl.loop import rl
 from harness.tasks import beside
+from harness.virtual import run_virtually
 from harness.wire.messages import Failure
 from harness.wire.training import PublishWeights, WeightsPublished
 from harness.wire.weights import SendWeights

@@ -1,0 +1,145 @@
+"""What a simulated bench takes its times from: figures fitted to runs, or stated with a source.
+
+A figure is a value, half of its 95 % confidence interval, and where it comes from. `fitted` says
+over which loads figures were fitted: a simulation beyond says so. `harness calibrate RUN` writes
+such a file from journals; the one for hardware that nobody here has is stated figure by figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from harness.model.bench import Strict
+
+Backend = Literal["gloo", "nccl"]
+
+
+class Figure(Strict, frozen=True, kw_only=True):
+    """One number: `plus_minus` is half of its 95 % confidence interval, in its own unit."""
+
+    value: float
+    plus_minus: float = 0.0
+    source: str = ""
+
+
+class Network(Strict, frozen=True, kw_only=True):
+    """What crosses the network, as senders and receivers see it."""
+
+    link_share: Figure
+    """Of a port's or a circuit's nominal rate, what payload gets."""
+    electrical_share: Figure
+    """The same of the electrical path's."""
+    latency_us: Figure
+    """Of a first byte from a node to another, one way."""
+
+
+class Control(Strict, frozen=True, kw_only=True):
+    """What the coordinator's own ways take."""
+
+    message_us: Figure
+    """An order to an agent and its answer, beside what is done in between."""
+    steer_us: Figure
+    """One ToR takes a set of routes."""
+    read_ms: Figure
+    """A switch's map is read."""
+    switch_ms: Figure
+    """A switch takes a change and reads it back, beyond the time that its mirrors move."""
+    light_ms: Figure
+    """From mirrors at rest to light that is told."""
+
+
+class Collectives(Strict, frozen=True, kw_only=True):
+    """Beyond what the network takes. `nccl` tunes itself by the tables of `harness.rlsim`."""
+
+    backend: Backend
+    step_us: Figure
+    """gloo: one step of an algorithm, among nodes."""
+    copy_ns_per_kb: Figure
+    """gloo: a rank copies and adds up what it sends, 1000 bytes of it."""
+
+
+class Generation(Strict, frozen=True, kw_only=True):
+    """Stages of a change of engines, of one node's instances, and what engines do beside."""
+
+    processes_s: Figure
+    """Ranks are started anew (strategy restart)."""
+    teardown_s: Figure
+    groups_s: Figure
+    weights_fixed_s: Figure
+    weights_gb_per_s: Figure
+    """Of what is really copied (scaled)."""
+    kv_cache_s: Figure
+    kv_gb_per_s: Figure
+    """KV that is sent from engine to engine: what hosts can do, beside the network."""
+    step_share: Figure
+    """Steps really take this much of the profile's time."""
+
+
+class Training(Strict, frozen=True, kw_only=True):
+    """A paced step beside its profile and the network."""
+
+    compute_share: Figure
+    """Computing really takes this much of the profile's time."""
+    phase_us: Figure
+    """A communication begins: ranks find each other."""
+    step_fixed_s: Figure
+    """A step begins and ends."""
+
+
+class Sync(Strict, frozen=True, kw_only=True):
+    """New weights, of what is really moved (scaled)."""
+
+    gather_fixed_s: Figure
+    gather_gb_per_s: Figure
+    """A writer takes all shards and writes the file, beside the network."""
+    carry_fixed_s: Figure
+    carry_gb_per_s: Figure
+    """A porter passes buckets on: what a host can do, beside the network."""
+    bucket_us: Figure
+    """One more bucket, of one hop."""
+    load_fixed_s: Figure
+    load_gb_per_s: Figure
+    """An engine copies its shard from the node's file."""
+
+
+class Range(Strict, frozen=True, kw_only=True):
+    """Loads that figures were fitted on."""
+
+    low: float
+    high: float
+
+
+class Calibration(Strict, frozen=True, kw_only=True):
+    """A whole file. `runs`: those that it was fitted on, none where it is stated."""
+
+    name: str
+    date: str
+    runs: tuple[str, ...] = ()
+    network: Network
+    control: Control
+    collectives: Collectives
+    generation: Generation
+    training: Training
+    sync: Sync
+    fitted: dict[str, Range] = {}
+    """By load: ``ranks``, ``nodes``, ``size_bytes``, ``link_mbit_per_s``."""
+
+
+def figures(calibration: Calibration) -> Iterator[tuple[str, Figure]]:
+    """Yield every figure with its dotted name, in the order of the file."""
+    for table in calibration.__struct_fields__:
+        part = getattr(calibration, table)
+        for name in getattr(part, "__struct_fields__", ()):
+            if isinstance(figure := getattr(part, name), Figure):
+                yield f"{table}.{name}", figure
+
+
+def beyond(calibration: Calibration, loads: Iterable[tuple[str, float]]) -> list[str]:
+    """Return what these (load, value) lie beyond, each in words; none: all were fitted on."""
+    told = []
+    for load, value in loads:
+        fitted = calibration.fitted.get(load)
+        if fitted is not None and not fitted.low <= value <= fitted.high:
+            told.append(f"{load} {value:g} (fitted on {fitted.low:g} to {fitted.high:g})")
+    return told
