@@ -13,16 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from harness.model.degrees import Degrees
-from harness.wire.training import Axis, Phase, PhaseHappened, Sample
-
-
-class Place(NamedTuple):
-    """Where a rank is along each axis."""
-
-    dp: int
-    tp: int
-    pp: int
-    ep: int
+from harness.model.training.axes import Axis, Place
+from harness.model.training.phase import Phase
+from harness.wire.training import PhaseHappened, Sample
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.model.shape import ModelShape
-
 Words = NDArray[np.uint64]
 
-WORD_BYTES = 8
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = 2**64 - 1
 _AT_ONCE = 1 << 15
 """Words that stay in a processor's cache: four times as fast as all in one pass."""
-
-
-def layer_words(shape: ModelShape, bytes_scale: float) -> list[range]:
-    """Return each layer's place among the words of all weights; embeddings are shared out too."""
-    words = max(shape.layers, round(shape.parameter_bytes * bytes_scale) // WORD_BYTES)
-    bounds = [words * layer // shape.layers for layer in range(shape.layers + 1)]
-    return [range(bounds[layer], bounds[layer + 1]) for layer in range(shape.layers)]
 
 
 def words(seed: int, version: int, places: range) -> Words:

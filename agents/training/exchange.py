@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from agents.collective import either
-from agents.training.schedule import DTYPE
 from harness.model.busbw import Counts, counts
 from harness.model.scenario import Op
+from harness.model.training.schedule import DTYPE
 
 
 class WrongResult(Exception):

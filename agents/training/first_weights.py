@@ -17,7 +17,7 @@ from agents import weights_file
 from agents.generation.tiny_model import write_model
 from agents.training.decoder import Config, Decoder, read_config
 from harness.errors import BadFile, UsageError
-from harness.wire.training import TrainerSpec
+from harness.model.training.trainer import TrainerSpec
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

@@ -14,11 +14,10 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from agents.training.axes import AXES, Members, groups_along, place_of
 from agents.training.base import Groups
 from agents.training.orders import Join
 from harness.errors import UsageError
-from harness.wire.training import Axis
+from harness.model.training.axes import AXES, Axis, Members, groups_along, place_of
 
 
 def join(asked: Join) -> Groups:

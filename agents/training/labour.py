@@ -18,6 +18,7 @@ from agents.labour import Handler, Notify
 from agents.ranks import LOG_DIR
 from agents.training.crew import Crew
 from harness.errors import InfrastructureError, UsageError
+from harness.model.training.axes import misfit
 from harness.wire.messages import Done, Message
 from harness.wire.training import (
     CloseTraining,
@@ -78,7 +79,7 @@ class Training:
     # -- commands ------------------------------------------------------------------------------
 
     async def _on_open(self, asked: OpenTraining, due_ns: int) -> Message:
-        if problem := misfit(asked):
+        if problem := misfit(asked.ranks, asked.world_size, asked.spec.degrees):
             raise UsageError(problem)
         async with self._opening:
             if self._open is not None and not self._open.failed:
@@ -127,15 +128,3 @@ class Training:
             await crew.end()
             if self._open is crew:
                 self._open = None
-
-
-def misfit(asked: OpenTraining) -> str:
-    """Return why these ranks cannot be those of the degrees; "": they can."""
-    degrees = asked.spec.degrees
-    if asked.world_size != degrees.ranks:
-        return f"{degrees} is {degrees.ranks} ranks, not world_size {asked.world_size}"
-    if strangers := [rank for rank in asked.ranks if not 0 <= rank < asked.world_size]:
-        return f"ranks {strangers} are none of {asked.world_size}"
-    if not asked.ranks:
-        return "no rank is asked for on this node"
-    return ""

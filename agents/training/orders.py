@@ -11,15 +11,9 @@ import msgspec
 
 from agents.frames import Frame
 from agents.pipe import Doing, WhereAreYou
+from harness.model.training.trainer import TrainerSpec
 from harness.wire.messages import Done, Failure, Message
-from harness.wire.training import (
-    KeepTrainer,
-    PhaseHappened,
-    PlanStep,
-    StepPlan,
-    TrainerSpec,
-    TrainStep,
-)
+from harness.wire.training import KeepTrainer, PhaseHappened, PlanStep, StepPlan, TrainStep
 
 
 class Join(Message, frozen=True, kw_only=True, tag="join"):

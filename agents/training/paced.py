@@ -1,10 +1,9 @@
 """An emulated trainer: real collectives of a model's sizes, and computing that takes its time.
 
-What is sent in a step, and in which order, is said by `agents.training.schedule`, from the shape of
-the profile's model; all bytes are scaled by `bytes_scale`. Computing takes the time that the
-profile's GPU needs for its operations at `flops_share` of its peak, divided by `speed`. Nothing is
-learned: weights of a version are what `agents.training.contents` says, each rank holds its shard of
-them, and they are gathered over the network when they are published.
+What is sent in a step, and in which order, is said by `harness.model.training`, from the shape of
+the profile's model, and how long computing takes. Nothing is learned: weights of a version are what
+`agents.training.contents` says, each rank holds its shard of them, and they are gathered over the
+network when they are published.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from pathlib import Path
 import numpy as np
 
 from agents import weights_file
-from agents.training.axes import expert_copies, place_of
-from agents.training.base import Groups, Place, StepDone, Tell
-from agents.training.contents import WORD_BYTES, Words, layer_words, words
+from agents.training.base import Groups, StepDone, Tell
+from agents.training.contents import Words, words
 from agents.training.exchange import Exchange
 from agents.training.gathering import gather
 from agents.training.groups import new_groups
-from agents.training.micro_batches import dealt
 from agents.training.pace import Pace
-from agents.training.schedule import DTYPE, Move, Schedule, schedule, stages
-from agents.training.traffic import Lengths, Traffic
 from harness.clock import NS_PER_S
 from harness.errors import UsageError
 from harness.model.busbw import counts
-from harness.model.degrees import Degrees
 from harness.model.profile import Profile
-from harness.model.shape import ModelShape
-from harness.wire.training import Phase, PhaseHappened, Sample, TrainerSpec
+from harness.model.training.axes import expert_copies, place_of
+from harness.model.training.phase import Phase
+from harness.model.training.schedule import DTYPE, Move
+from harness.model.training.shards import layer_words, shard_of, weights_bytes
+from harness.model.training.step import Step, step_of
+from harness.model.training.trainer import TrainerSpec, facts, flops_per_s, misfits
+from harness.wire.training import PhaseHappened, Sample
 
 
 def make(spec: TrainerSpec, groups: Groups) -> Paced:
@@ -44,38 +43,18 @@ def make(spec: TrainerSpec, groups: Groups) -> Paced:
     return Paced(spec, spec.profile, groups)
 
 
-def misfits(shape: ModelShape, degrees: Degrees) -> list[str]:
-    """Return why a model cannot be trained on these degrees; none: it can."""
-    problems = []
-    if shape.heads % degrees.tp:
-        problems.append(f"TP {degrees.tp} does not divide the {shape.heads} heads")
-    if degrees.pp > shape.layers:
-        problems.append(f"PP {degrees.pp} is more than the {shape.layers} layers")
-    if degrees.ep > 1 and (not shape.experts or shape.experts % degrees.ep):
-        problems.append(f"EP {degrees.ep} does not divide the {shape.experts} experts")
-    return problems
-
-
-def flops_per_s(spec: TrainerSpec, profile: Profile) -> float:
-    """Return what one rank computes in a second. Raises `UsageError` where nobody knows."""
-    peak = profile.gpu.peak_tflop_per_s
-    if peak is None:
-        raise UsageError(f"the profile of {profile.model} has no gpu.peak_tflop_per_s to train by")
-    return peak.value * 1e12 * spec.flops_share * spec.speed
-
-
 class Paced:
     """`agents.training.base.Trainer`; see the module."""
 
     def __init__(self, spec: TrainerSpec, profile: Profile, groups: Groups) -> None:
-        self._spec, self._groups, self._shape = spec, groups, profile.shape
+        self._spec, self._groups = spec, groups
         self._flops_per_s = flops_per_s(spec, profile)
-        self._traffic = Traffic(profile.shape, spec.degrees)
+        self._profile = profile
         handles = {ranks: groups.handles[axis] for axis, ranks in groups.members.items()}
         if 1 < spec.degrees.ep < spec.degrees.dp:
             handles |= new_groups(expert_copies(spec.degrees), groups.rank)
         self._exchange = Exchange(groups.rank, groups.device, handles)
-        self._planned: tuple[tuple[int, ...], Schedule] | None = None
+        self._planned: tuple[tuple[int, ...], Step] | None = None
         self._layers = layer_words(profile.shape, spec.bytes_scale)
         self._version = 0
         self._fill(0)
@@ -86,12 +65,12 @@ class Paced:
 
     def phases(self, tokens: Sequence[int]) -> tuple[Phase, ...]:
         """Return what a step on samples of these lengths will communicate, in order."""
-        return tuple(move.phase for move in self._plan(tuple(tokens)).moves)
+        return tuple(move.phase for move in self._plan(tuple(tokens)).schedule.moves)
 
     def step(self, version: int, samples: Sequence[Sample], tell: Tell) -> StepDone:
         """Go through the step's phases, and compute in between; the weights are new then."""
         tokens = tuple(sample.prompt_tokens + sample.response_tokens for sample in samples)
-        plan = self._plan(tokens)
+        shares, plan = self._plan(tokens)
         pace, communicated_ns = Pace(), 0
         place = self._groups.place
         pace.compute(0, lambda: self._fill(version + 1))  # in the time of what follows
@@ -101,7 +80,7 @@ class Paced:
                 told = _Teller(tell, version, index, move.phase, self._groups.rank)
                 communicated_ns += self._communicate(pace, move, ranks, told)
         pace.compute(self._time_ns(plan.after.get((place.pp, place.dp), 0.0)))
-        shard = self._dealt(tokens)[place.dp]
+        shard = shares[place.dp]
         return StepDone(
             tokens=sum(tokens[sample] for batch in shard for sample in batch),
             micro_batches=len(shard),
@@ -130,24 +109,14 @@ class Paced:
     def _time_ns(self, flops: float) -> int:
         return round(flops / self._flops_per_s * NS_PER_S)
 
-    def _dealt(self, tokens: Sequence[int]) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        return dealt(tokens, self._spec.degrees.dp, self._spec.micro_batch_tokens)
-
-    def _plan(self, tokens: tuple[int, ...]) -> Schedule:
+    def _plan(self, tokens: tuple[int, ...]) -> Step:
         if self._planned is None or self._planned[0] != tokens:
-            batches = [
-                [
-                    Lengths(sum(tokens[i] for i in batch), sum(tokens[i] ** 2 for i in batch))
-                    for batch in shard
-                ]
-                for shard in self._dealt(tokens)
-            ]
-            plan = schedule(self._traffic, batches, self._spec.bytes_scale, self._flops_per_s)
-            for move in plan.moves:
+            step = step_of(self._spec, self._profile, tokens)
+            for move in step.schedule.moves:
                 phase = move.phase
                 row = counts(phase.op, phase.bytes, len(phase.groups[0]), DTYPE)
                 self._exchange.reserve(row.sent, row.received)
-            self._planned = tokens, plan
+            self._planned = tokens, step
         return self._planned[1]
 
     # -- weights -------------------------------------------------------------------------------
@@ -190,7 +159,7 @@ class Paced:
 
     def weights_bytes(self) -> int:
         """Return the size of the file that `publish` writes, less its header."""
-        return self._layers[-1].stop * WORD_BYTES
+        return weights_bytes(self._layers)
 
     def keep(self, folder: Path) -> None:
         """Write this rank's shard and its version."""
@@ -240,35 +209,3 @@ class _Teller:
                 rank=self._rank,
             )
         )
-
-
-def shard_of(place: Place, degrees: Degrees, layers: Sequence[range]) -> list[range]:
-    """Return which words a rank holds: of each layer of its stage, its part over TP and DP."""
-    parts, mine = degrees.tp * degrees.dp, place.tp * degrees.dp + place.dp
-    own = stages(len(layers), degrees.pp)[place.pp]
-    return [
-        range(
-            layers[n].start + len(layers[n]) * mine // parts,
-            layers[n].start + len(layers[n]) * (mine + 1) // parts,
-        )
-        for n in own
-    ]
-
-
-def facts(spec: TrainerSpec, profile: Profile) -> dict[str, str]:
-    """Say that nothing is learned here, and what carries which parallelism."""
-    share = f"{100 * spec.flops_share:g} % of its peak"
-    told = {
-        "trainer": f"paced by the profile of {profile.model}: nothing is learned",
-        "computes": f"an emulated {profile.gpu.name} at {share}, {spec.speed:g} times as fast",
-        "bytes": f"{spec.bytes_scale:g} of the model's",
-        "order": "GPipe; nothing overlaps",
-    }
-    carries = {
-        "dp": "all_gather of parameters, reduce_scatter of gradients, once a step (FSDP2's ZeRO-2)",
-        "tp": "all_reduce, twice a layer each way",
-        "pp": "send and recv between stages",
-        "ep": "all_to_all, twice a layer each way",
-    }
-    degrees = {axis: getattr(spec.degrees, axis) for axis in carries}
-    return told | {axis: carries[axis] for axis, degree in degrees.items() if degree > 1}

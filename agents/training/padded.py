@@ -2,8 +2,9 @@
 
 Every micro batch has as many rows as the fullest, as long as the longest sample: padding is
 computed and sent like anything else. The order of what is sent is the paced trainer's
-(`agents.training.schedule`), for both are carried by the same means. How much goes to experts
-depends on the tokens; an even router is assumed. The last norm goes with the head, uncounted.
+(`harness.model.training.schedule`), for both are carried by the same means. How much goes to
+experts depends on the tokens; an even router is assumed. The last norm goes with the head,
+uncounted.
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from agents.training.axes import groups_along
-from agents.training.base import Place
-from agents.training.micro_batches import Bins, dealt
-from agents.training.schedule import Schedule, schedule
-from agents.training.traffic import Lengths, Traffic
 from harness.clock import NS_PER_S
 from harness.model.degrees import Degrees
 from harness.model.shape import ModelShape
-from harness.wire.training import Phase
+from harness.model.training.axes import Place, groups_along
+from harness.model.training.micro_batches import Bins, dealt
+from harness.model.training.phase import Phase
+from harness.model.training.schedule import Schedule, schedule
+from harness.model.training.traffic import Lengths, Traffic
 
 ITEM_BYTES = 4
 """All is float32."""

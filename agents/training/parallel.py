@@ -29,9 +29,9 @@ from torch.distributed.tensor.parallel import (
 
 from agents.training.base import Groups
 from agents.training.decoder import Config, Decoder, Experts
-from agents.training.schedule import stages
 from harness.model.degrees import Degrees
 from harness.model.shape import ModelShape
+from harness.model.training.schedule import stages
 
 _MEANS = {
     "dp": "FSDP2, gradients summed",

@@ -18,7 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from agents.training.base import Groups, Tell
 from harness.model.scenario import Op
-from harness.wire.training import Axis, Phase, PhaseHappened
+from harness.model.training.axes import Axis
+from harness.model.training.phase import Phase
+from harness.wire.training import PhaseHappened
 
 _C10D: Any = torch._C._distributed_c10d  # noqa: SLF001 - where torch keeps its works
 

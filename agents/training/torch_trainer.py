@@ -27,7 +27,10 @@ from agents.training.gathering import gather
 from agents.training.padded import Padded, Planner
 from agents.training.phase_watch import PhaseWatch
 from harness.errors import UsageError
-from harness.wire.training import Axis, Phase, Sample, TrainerSpec
+from harness.model.training.axes import Axis
+from harness.model.training.phase import Phase
+from harness.model.training.trainer import TrainerSpec
+from harness.wire.training import Sample
 
 NORM_MAX = 1.0
 """Of all gradients together; longer ones are shortened to it."""

@@ -30,7 +30,8 @@ from harness.errors import UsageError
 from harness.fabric.topology import Topology
 from harness.model.layout import Layout
 from harness.model.scenario import Op
-from harness.wire.training import Axis, Phase
+from harness.model.training.axes import Axis
+from harness.model.training.phase import Phase
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -8,60 +8,14 @@ list of *phases*; while it runs, each phase that begins or ends is an event, fet
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
-from harness.model.degrees import Degrees
-from harness.model.profile import Profile
 from harness.model.scenario import Op
-from harness.model.shape import ModelShape
+from harness.model.training.axes import Axis
+from harness.model.training.phase import Phase
+from harness.model.training.trainer import TrainerSpec
 from harness.wire.generation import Span
 from harness.wire.messages import Message
-
-Axis = Literal["dp", "tp", "pp", "ep"]
-
-
-class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Which trainer runs: the same for all of its ranks.
-
-    `paced` needs `profile`. `real` trains the decoder of `shape`; its first weights are those of
-    `model`, a directory on the node, or follow from `seed` as the engine's tiny model does.
-    """
-
-    mode: Literal["paced", "real"]
-    degrees: Degrees
-    profile: Profile | None = None
-    shape: ModelShape | None = None
-    model: str = ""
-    seed: int = 0
-    speed: float = 1.0
-    """paced: computing takes 1 / speed of the profile's time."""
-    flops_share: float = 0.4
-    bytes_scale: float = 1e-3
-    micro_batch_tokens: int = 16384
-    learning_rate: float = 6e-3
-    clip: float = 0.2
-    temperature: float = 1.0
-    """At which responses are drawn."""
-
-
-class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """One communication of a training step, as it can be known before the step begins.
-
-    `bytes`: of one rank, as nccl-tests counts a size, really sent (scaled). `group` lists the
-    ranks of every group that communicates in it. `gap_ns`: expected from the end of the phase
-    before it, while nothing is sent. `times`: on end, with the same gap before each.
-    """
-
-    name: str
-    """Such as ``layer 3 backward``."""
-    op: Op
-    axis: Axis
-    groups: tuple[tuple[int, ...], ...]
-    bytes: int
-    gap_ns: int
-    times: int = 1
 
 
 class OpenTraining(Message, frozen=True, kw_only=True, tag="open_training"):

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from agents.training.base import Groups, Place
+from agents.training.base import Groups
 from agents.training.decoder import Decoder
 from agents.training.first_weights import first
 from agents.training.torch_trainer import TorchTrainer, make
@@ -27,7 +27,9 @@ from harness.model.load import load_workload, requests_of
 from harness.model.prompts import Prompts
 from harness.model.replay import ReplayRequest
 from harness.model.reward import CHANCE, advantages, reward
-from harness.wire.training import Sample, TrainerSpec
+from harness.model.training.axes import Place
+from harness.model.training.trainer import TrainerSpec
+from harness.wire.training import Sample
 
 WORKLOAD = Path(__file__).parents[2] / "scenarios" / "workloads" / "tiny-task.toml"
 STEPS, GOAL, SEEDS, LEARNING_RATE = 40, 0.8, 5, 6e-3

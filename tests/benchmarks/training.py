@@ -28,17 +28,19 @@ import torch
 import torch.distributed as dist
 
 from agents.frames import pack
-from agents.training.axes import place_of
 from agents.training.base import Groups
 from agents.training.groups import join
 from agents.training.orders import Join, Told
 from agents.training.paced import Paced, make
-from agents.training.schedule import DTYPE
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.model.busbw import counts
 from harness.model.degrees import parse_degrees
 from harness.model.load import load_profile
-from harness.wire.training import Phase, PhaseHappened, Sample, TrainerSpec
+from harness.model.training.axes import place_of
+from harness.model.training.phase import Phase
+from harness.model.training.schedule import DTYPE
+from harness.model.training.trainer import TrainerSpec
+from harness.wire.training import PhaseHappened, Sample
 
 ROOT = Path(__file__).parents[2]
 PROFILE = ROOT / "scenarios" / "profiles" / "qwen2.5-14b-h800.toml"

@@ -15,13 +15,14 @@ import torch
 import torch.distributed as dist
 
 from agents import weights_file
-from agents.training.base import Groups, Place
+from agents.training.base import Groups
 from agents.training.decoder import Decoder
 from agents.training.first_weights import first
 from agents.training.torch_trainer import make
 from harness.model.degrees import Degrees
+from harness.model.training.axes import Place
+from harness.model.training.trainer import TrainerSpec
 from harness.wire.generation import EngineSpec, UpdateWeights, WeightsUpdated
-from harness.wire.training import TrainerSpec
 from tests.emulated.training_worker import samples
 from tests.emulated.vllm_ranks import Ledger, vllm_ranks
 

@@ -18,12 +18,13 @@ import torch
 
 from agents import weights_file
 from agents.training import grpo
-from agents.training.axes import place_of
 from agents.training.base import Groups
 from agents.training.torch_trainer import make
 from harness.errors import UsageError
 from harness.model.degrees import parse_degrees
-from harness.wire.training import Phase, PhaseHappened
+from harness.model.training.axes import place_of
+from harness.model.training.phase import Phase
+from harness.wire.training import PhaseHappened
 from tests.emulated.training_worker import samples, spec_of
 from tests.emulated.vllm_ranks import free_ports
 

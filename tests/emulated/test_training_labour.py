@@ -15,11 +15,12 @@ import pytest
 from training_pod import DENSE, EXPERTS, LIMIT_NS, Pod, pod, run, samples, spec
 
 from agents import weights_file
-from agents.training.contents import layer_words, words
+from agents.training.contents import words
 from agents.training.exchange import Exchange, WrongResult
 from harness.clock import NS_PER_S
 from harness.memory import sweep
 from harness.model.shape import ModelShape
+from harness.model.training.shards import layer_words
 from harness.processes import start_ticks
 from harness.wire.messages import Done, Failure
 from harness.wire.training import (

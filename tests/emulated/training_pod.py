@@ -19,6 +19,7 @@ from harness.errors import HarnessError
 from harness.model.degrees import parse_degrees
 from harness.model.load import load_profile
 from harness.model.shape import ModelShape
+from harness.model.training.trainer import TrainerSpec
 from harness.processes import start_ticks
 from harness.wire.messages import Failure, Message, Note
 from harness.wire.training import (
@@ -26,7 +27,6 @@ from harness.wire.training import (
     PhaseHappened,
     Sample,
     Trained,
-    TrainerSpec,
     TrainingHappened,
     TrainingOpen,
     TrainStep,

@@ -20,7 +20,8 @@ from agents.training.orders import Join
 from agents.training.torch_trainer import make
 from harness.model.degrees import parse_degrees
 from harness.model.shape import ModelShape
-from harness.wire.training import PhaseHappened, Sample, TrainerSpec
+from harness.model.training.trainer import TrainerSpec
+from harness.wire.training import PhaseHappened, Sample
 
 EXPERTS = ModelShape(
     layers=2, hidden=32, heads=2, kv_heads=2, head_dim=16, vocab=64, intermediate=0, experts=4,

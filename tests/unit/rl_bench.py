@@ -22,6 +22,7 @@ from harness.model.layout import parse_layout
 from harness.model.profile import Profile
 from harness.model.replay import Replay, ReplayRequest, Turn, replay_of
 from harness.model.scenario import Rl, Scenario
+from harness.model.training.trainer import TrainerSpec
 from harness.run.generation.asked import GenerationAsked
 from harness.run.rl.asked import TrainingAsked
 from harness.run.session import Session
@@ -36,7 +37,6 @@ from harness.wire.training import (
     PublishWeights,
     StepPlan,
     Trained,
-    TrainerSpec,
     TrainingHappened,
     TrainingOpen,
     TrainStep,

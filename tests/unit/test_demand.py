@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.training.axes import groups_along
 from harness.errors import UsageError
 from harness.fabric.demand import (
     Backend,
@@ -27,8 +26,9 @@ from harness.model.busbw import factor
 from harness.model.degrees import Degrees
 from harness.model.layout import Layout
 from harness.model.scenario import Op
+from harness.model.training.axes import groups_along
+from harness.model.training.phase import Phase
 from harness.run.rl.edges import Path, edges_of
-from harness.wire.training import Phase
 from tests.unit.fabric_bench import bench, demand, demands
 
 FOUR = bench(4)

@@ -18,6 +18,7 @@ from harness.errors import InfrastructureError, StepFailed
 from harness.fabric.topology import topology_of
 from harness.model.bench import Bench, EmulatedUnit, Switch, Tor
 from harness.model.scenario import Fabric, Rl
+from harness.model.training.phase import Phase
 from harness.run.rl.loop import rl
 from harness.run.session import Session
 from harness.seeds import seeded
@@ -26,7 +27,6 @@ from harness.virtual import run_virtually
 from harness.wire.messages import Failure, Message
 from harness.wire.training import (
     OpenTraining,
-    Phase,
     PhaseHappened,
     PlanStep,
     StepPlan,

@@ -12,8 +12,6 @@ from fabric_bench import bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.training.schedule import schedule
-from agents.training.traffic import Lengths, Traffic
 from harness.cli import main
 from harness.entry import plan_text
 from harness.errors import ExitCode
@@ -24,6 +22,8 @@ from harness.fabric.topology import Topology
 from harness.model.degrees import Degrees, parse_degrees
 from harness.model.scenario import Fabric, Rl
 from harness.model.shape import ModelShape
+from harness.model.training.schedule import schedule
+from harness.model.training.traffic import Lengths, Traffic
 from harness.run.asked import Asked, load
 from harness.run.fabric.plan import (
     foresee,

@@ -9,21 +9,19 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from agents.training.axes import place_of
-from agents.training.base import Place
-from agents.training.contents import layer_words, words
+from agents.training.contents import words
 from agents.training.crew import publishing, trained
 from agents.training.folder import Folder
-from agents.training.labour import misfit
 from agents.training.orders import Learned, Published
 from agents.training.pace import Pace
-from agents.training.paced import flops_per_s, misfits, shard_of
 from agents.training.rank import measured
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import UsageError
 from harness.model.degrees import Degrees, parse_degrees
 from harness.model.load import load_profile
-from harness.wire.training import OpenTraining, TrainerSpec
+from harness.model.training.axes import Place, misfit, place_of
+from harness.model.training.shards import layer_words, shard_of
+from harness.model.training.trainer import TrainerSpec, flops_per_s, misfits
 
 PROFILES = Path(__file__).parents[2] / "scenarios" / "profiles"
 PROFILE = load_profile(PROFILES / "qwen2.5-14b-h800.toml")
@@ -186,18 +184,8 @@ def test_gathering_ends_when_the_last_has_given() -> None:
 
 
 def test_ranks_that_do_not_fit_the_degrees_are_refused() -> None:
-    def asked(ranks: tuple[int, ...], world_size: int) -> OpenTraining:
-        return OpenTraining(
-            spec=TrainerSpec(mode="paced", degrees=parse_degrees("DP2TP2"), profile=PROFILE),
-            ranks=ranks,
-            world_size=world_size,
-            store="127.0.0.1:1",
-            address="127.0.0.1",
-            interface="lo",
-            timeout_ns=NS_PER_S,
-        )
-
-    assert misfit(asked((0, 1), 4)) == ""
-    assert misfit(asked((0, 1), 2)) == "DP2TP2 is 4 ranks, not world_size 2"
-    assert misfit(asked((3, 4), 4)) == "ranks [4] are none of 4"
-    assert "no rank" in misfit(asked((), 4))
+    degrees = parse_degrees("DP2TP2")
+    assert misfit((0, 1), 4, degrees) == ""
+    assert misfit((0, 1), 2, degrees) == "DP2TP2 is 4 ranks, not world_size 2"
+    assert misfit((3, 4), 4, degrees) == "ranks [4] are none of 4"
+    assert "no rank" in misfit((), 4, degrees)

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.training.axes import AXES, expert_copies, groups_along, place_of
-from agents.training.micro_batches import dealt
-from agents.training.schedule import PHASES_MAX, Schedule, schedule, stages
-from agents.training.traffic import Lengths, Traffic
 from harness.model.degrees import Degrees, parse_degrees
 from harness.model.load import load_profile
 from harness.model.shape import ModelShape
-from harness.wire.training import Phase
+from harness.model.training.axes import AXES, expert_copies, groups_along, place_of
+from harness.model.training.micro_batches import dealt
+from harness.model.training.phase import Phase
+from harness.model.training.schedule import PHASES_MAX, Schedule, schedule, stages
+from harness.model.training.traffic import Lengths, Traffic
 
 PROFILES = Path(__file__).parents[2] / "scenarios" / "profiles"
 DENSE = load_profile(PROFILES / "qwen2.5-14b-h800.toml").shape

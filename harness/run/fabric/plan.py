@@ -25,6 +25,7 @@ from harness.model.degrees import Degrees
 from harness.model.fabric_rules import CIRCUITS
 from harness.model.scenario import Fabric, Op, Rl, Scenario
 from harness.model.shape import GRADIENT_BYTES, ModelShape
+from harness.model.training.phase import Phase
 from harness.run.fabric.circuits import STEER_NS
 from harness.run.fabric.controller import STEPS_AHEAD
 from harness.run.fabric.traffic import Part
@@ -32,7 +33,6 @@ from harness.run.fabric.work import TRAIN, gather_part, sync_part, train_part
 from harness.run.generation.asked import GenerationAsked
 from harness.run.rl.asked import TrainingAsked
 from harness.run.rl.edges import edges_of, sources_of
-from harness.wire.training import Phase
 
 if TYPE_CHECKING:  # what is asked is told by this
     from harness.run.asked import Asked

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from harness.fabric.demand import Backend, Comm, of_moves, of_sync, of_training, total
 from harness.fabric.topology import Topology
+from harness.model.training.phase import Phase
 from harness.run.fabric.traffic import Part
-from harness.wire.training import Phase
 
 TRAIN, GATHER, SYNC = "train", "gather", "sync"
 

@@ -10,8 +10,8 @@ from harness.model.degrees import Degrees, parse_degrees
 from harness.model.placement import trainers_of
 from harness.model.profile import Profile
 from harness.model.scenario import Scenario, Training
+from harness.model.training.trainer import TrainerSpec
 from harness.run.generation.asked import GenerationAsked
-from harness.wire.training import TrainerSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from harness.model.training.phase import Phase
 from harness.run.fabric.traffic import Part
 from harness.run.fabric.work import GATHER, SYNC, TRAIN, gather_part, sync_part, train_part
 from harness.run.session import Session
-from harness.wire.training import Phase
 
 if TYPE_CHECKING:
     from harness.run.rl.sync import Way

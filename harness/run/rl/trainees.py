@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import AgentLost, InfrastructureError, StepFailed
+from harness.model.training.phase import Phase
 from harness.run.generation.changes import Background, Changes
 from harness.run.rl.asked import TrainingAsked
 from harness.run.rl.traffic import StepTraffic
@@ -25,7 +26,6 @@ from harness.wire.training import (
     CloseTraining,
     KeepTrainer,
     OpenTraining,
-    Phase,
     PhaseHappened,
     PlanStep,
     PublishWeights,

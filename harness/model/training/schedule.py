@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import NamedTuple
 
-from agents.training.axes import Members, expert_copies, groups_along, place_of
-from agents.training.traffic import Lengths, Traffic
 from harness.model.busbw import counts, smallest_bytes
 from harness.model.scenario import Dtype, Op
 from harness.model.shape import GRADIENT_BYTES
-from harness.wire.training import Axis, Phase
+from harness.model.training.axes import Axis, Members, expert_copies, groups_along, place_of
+from harness.model.training.phase import Phase
+from harness.model.training.traffic import Lengths, Traffic
 
 PHASES_MAX = 200
 """Of one rank; more only where micro batches alone are more."""

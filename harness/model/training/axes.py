@@ -7,15 +7,26 @@ PP2, ranks 0 and 1 split a layer's tensors, 0 and 2 the samples, 0 and 4 the lay
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
-from agents.training.base import Place
 from harness.model.degrees import Degrees
-from harness.wire.training import Axis
+
+Axis = Literal["dp", "tp", "pp", "ep"]
 
 AXES: tuple[Axis, ...] = ("tp", "ep", "dp", "pp")
 
 Members = tuple[tuple[int, ...], ...]
 """Global ranks of groups that exist side by side, each in the order of its axis."""
+
+
+class Place(NamedTuple):
+    """Where a rank is along each axis."""
+
+    dp: int
+    tp: int
+    pp: int
+    ep: int
 
 
 def place_of(rank: int, degrees: Degrees) -> Place:
@@ -53,3 +64,14 @@ def expert_copies(degrees: Degrees) -> Members:
         for ranks in groups_along("dp", degrees)
         for first in range(degrees.ep)
     )
+
+
+def misfit(ranks: Sequence[int], world_size: int, degrees: Degrees) -> str:
+    """Return why these ranks of a node cannot be of a world of these degrees; "": they can."""
+    if world_size != degrees.ranks:
+        return f"{degrees} is {degrees.ranks} ranks, not world_size {world_size}"
+    if strangers := [rank for rank in ranks if not 0 <= rank < world_size]:
+        return f"ranks {strangers} are none of {world_size}"
+    if not ranks:
+        return "no rank is asked for on this node"
+    return ""
