@@ -7,12 +7,11 @@ and the rule that whatever happened is told in the journal before it is told on 
 
 from __future__ import annotations
 
-import asyncio
 import platform
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
@@ -21,13 +20,10 @@ import msgspec
 
 from drivers.errors import DeviceFault, Misuse
 from harness import memory
-from harness.bench.base import Bench as RunningBench
 from harness.bench.credentials import passwords
-from harness.bench.emulated import join_killed, means_of, open_emulated, release
-from harness.bench.emulated import notes as emulated_notes
-from harness.bench.live import open_live
+from harness.bench.emulated import join_killed, release
 from harness.bench.running import Places
-from harness.clock import RealClock
+from harness.clock import Clock, RealClock
 from harness.errors import (
     MACHINE,
     BadFile,
@@ -50,7 +46,7 @@ from harness.record import store
 from harness.record.journal import Journal, is_closed
 from harness.record.summary import conclude, read_run, refresh
 from harness.run import custody, recovery
-from harness.run.asked import Asked, load
+from harness.run.asked import Asked, Simulation, load
 from harness.run.generation.asked import notes as generation_notes
 from harness.run.generation.calibrate import Calibrated, calibrate
 from harness.run.generation.calibration_asked import Wanted, load_calibration
@@ -61,6 +57,7 @@ from harness.run.rl.plan import training_notes
 from harness.run.rl.terms import against
 from harness.run.session import Session
 from harness.seeds import unpredictable
+from harness.worlds import World, world_of
 
 T = TypeVar("T")
 
@@ -92,15 +89,16 @@ def run_scenario(
     engine: Engine | None = None,
     max_wait_s: float | None = None,
     resume: str | None = None,
+    simulation: Simulation | None = None,
     progress: Callable[[Document], None] | None = None,
 ) -> RunSummary:
-    """Run a scenario and return its judged summary.
+    """Run a scenario and return its judged summary; with `simulation`, in the simulated world.
 
     With `resume`, a run, its RL loop goes on from where that one was left. Raises `UsageError`
     before a run folder exists; after that every outcome is in the summary, except a bug of ours,
     which is recorded and then raised.
     """
-    asked = load(scenario_path, bench_path, engine)
+    asked = load(scenario_path, bench_path, engine, simulation)
     if max_wait_s is not None:
         asked = _waiting(asked, max_wait_s)
     if resume is not None:
@@ -146,24 +144,23 @@ def _recorded(
     work: Work = perform_all,
 ) -> RunSummary:
     """Open the bench, do the work and close everything, all of it told in a run folder."""
-    clock = RealClock()
-    open_bench = _opener(asked, clock)
+    world = world_of(asked)
     _refuse_unrestored(runs_dir, asked.bench)
     secrets = passwords(asked.bench) if asked.bench.world == "live" else []
     folder = store.create(
-        runs_dir, clock, unpredictable(), scenario=asked.scenario_path, bench=asked.bench_path
+        runs_dir, RealClock(), unpredictable(), scenario=asked.scenario_path, bench=asked.bench_path
     )
-    with Journal.create(folder.journal, clock, secrets=secrets, watch=progress) as journal:
+    with Journal.create(folder.journal, world.clock, secrets=secrets, watch=progress) as journal:
         labour = (*generation_notes(asked.generation), *training_notes(asked.training))
-        notes = (*open_bench.notes, *labour)
-        journal.start(_start(asked, folder.id, notes, clock))
+        run = folder.id if world.is_real else ""
+        journal.start(_start(asked, run, (*world.notes, *labour), world.clock))
         for stream, fields in STREAMS.items():
             journal.describe(stream, fields)
         journal.sync()  # what `recover` asks of it is on the disk before anything is changed
         refresh(folder, store.coordinator_now())
         ended: Exception | None = None
         try:
-            _conduct(asked, open_bench, folder, journal, work)
+            _conduct(asked, world, folder, journal, work)
         except KeyboardInterrupt:  # before our own signal rules, or after them
             ended = Interrupted("interrupted; the switches are as they were found")
         except Exception as error:
@@ -208,7 +205,7 @@ def _outcome(ended: Exception | None) -> tuple[ExitCode, str]:
 
 
 def _conduct(
-    asked: Asked, open_bench: _Opener, folder: store.RunFolder, journal: Journal, work: Work
+    asked: Asked, world: World, folder: store.RunFolder, journal: Journal, work: Work
 ) -> None:
     """Run the orchestrator under our own signal rules; raises what it raises."""
 
@@ -221,10 +218,11 @@ def _conduct(
                 refresh(folder, coordinator)
 
     coordinator = store.coordinator_now()
-    # Switches and heartbeats have threads of their own; at 5 ms, the default, each could hold the
-    # event loop up for longer than all our overhead.
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    ask_for_real_time()
+    if world.is_real:
+        # Switches and heartbeats have threads of their own; at 5 ms, the default, each could hold
+        # the event loop up for longer than all our overhead.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        ask_for_real_time()
     told = Told()
     places = Places(folder.path.resolve(), folder.logs.resolve(), folder.transcripts.resolve())
 
@@ -232,8 +230,11 @@ def _conduct(
         told.event("note", {"level": level, "who": "coordinator", "text": text})
 
     async def main() -> None:
-        with awake(), Interrupts(folder.recovery, folder.snapshots):
-            async with outcome_first(open_bench(places, tell), tell) as bench:
+        with (
+            awake() if world.is_real else nullcontext(),
+            Interrupts(folder.recovery, folder.snapshots),
+        ):
+            async with outcome_first(world.open(places, tell), tell) as bench:
                 await execute(
                     bench,
                     asked.scenario,
@@ -246,7 +247,7 @@ def _conduct(
                     work=work,
                 )
 
-    asyncio.run(main())
+    world.run(main())
 
 
 @asynccontextmanager
@@ -277,39 +278,6 @@ async def outcome_first(
         raise first from None
 
 
-@dataclass(frozen=True)
-class _Opener:
-    """How this bench is opened, and what its reader must know first."""
-
-    notes: tuple[str, ...]
-    open: Callable[[Places, Callable[[str], None]], AbstractAsyncContextManager[RunningBench]]
-
-    def __call__(
-        self, places: Places, tell: Callable[[str], None]
-    ) -> AbstractAsyncContextManager[RunningBench]:
-        return self.open(places, tell)
-
-
-def _opener(asked: Asked, clock: RealClock) -> _Opener:
-    """Choose the world; raises `UsageError` for one that `harness run` does not have."""
-    bench, topology = asked.bench, asked.topology
-    if bench.world == "live":
-        folder = Path(bench.keys) if bench.keys else None
-        return _Opener(
-            notes=(),
-            open=lambda places, tell: open_live(
-                bench, topology, places, clock, keys_folder=folder, tell=tell
-            ),
-        )
-    if bench.world == "emulated":
-        means = means_of(bench)
-        return _Opener(
-            notes=emulated_notes(bench, means),
-            open=lambda places, _: open_emulated(bench, topology, places, means, clock),
-        )
-    raise UsageError(f"{asked.bench_path}: world = {bench.world!r} cannot be run, only simulated")
-
-
 def _waiting(asked: Asked, max_wait_s: float) -> Asked:
     return replace(asked, bench=msgspec.structs.replace(asked.bench, max_wait_s=max_wait_s))
 
@@ -331,7 +299,7 @@ def _refuse_unrestored(runs_dir: Path, bench: Bench) -> None:
                 )
 
 
-def _start(asked: Asked, run: str, notes: tuple[str, ...], clock: RealClock) -> Start:
+def _start(asked: Asked, run: str, notes: tuple[str, ...], clock: Clock) -> Start:
     return Start(
         schema=SCHEMA,
         run=run,

@@ -32,6 +32,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag_field="doc", tag="sta
 
     schema: str
     run: str
+    """"" for a simulation: what was asked makes the same journal each time."""
     t_ns: int
     wall: str
     world: str

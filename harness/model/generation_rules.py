@@ -83,6 +83,8 @@ def generation_problems(generation: Generation) -> Iterator[str]:
         yield from between(f"generation.{key}", getattr(generation, key), least, most)
     if not generation.temperature >= 0:
         yield "generation.temperature: expected 0 or more"
+    if not generation.prompts_per_gpu >= 0:
+        yield "generation.prompts_per_gpu: expected 0 (as the workload says) or more"
     if not generation.speed > 0:
         yield "generation.speed: expected more than 0"
     for name in generation.vllm_options:

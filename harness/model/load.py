@@ -23,6 +23,7 @@ from harness.errors import BadFile, UsageError
 from harness.model.access_rules import PATH_KEYS
 from harness.model.bench import Bench
 from harness.model.bench_rules import bench_problems
+from harness.model.filling import filled, filling
 from harness.model.generation_rules import (
     GENERATION_PATHS,
     GenerationFiles,
@@ -37,6 +38,7 @@ from harness.model.scenario import Engine, Generation, Scenario, Training
 from harness.model.scenario_rules import scenario_problems, together_problems
 from harness.model.schema import examine
 from harness.model.shape import ModelShape, shape_of_config
+from harness.model.simulation import Calibration, calibration_problems
 from harness.model.traces import read_trace
 from harness.model.workload import TraceWorkload, Workload
 from harness.model.workload_rules import workload_problems
@@ -63,6 +65,7 @@ KINDS: Mapping[Any, _Kind] = {
     Bench: _Kind("a bench file", frozenset({"world", "nodes"})),
     MapFile: _Kind("a map", frozenset({"circuits"})),
     Profile: _Kind("a latency profile", frozenset({"model", "shape"})),
+    Calibration: _Kind("a calibration", frozenset({"control", "collectives", "sync"})),
 }
 
 _POSITION = re.compile(r"(.*) \(at line (\d+), column (\d+)\)", re.DOTALL)
@@ -91,7 +94,7 @@ def load_scenario(path: str | Path) -> Scenario:
 
     Raises `BadFile` with every problem found.
     """
-    scenario = _load(Path(path), Scenario, scenario_problems)
+    scenario = _load(Path(path), Scenario, lambda found: scenario_problems(filled(found)))
     folder = Path(path).resolve().parent
     tables: dict[str, Generation | Training] = {}
     for name, table, keys in (
@@ -119,10 +122,13 @@ def with_engine(scenario: Scenario, engine: Engine, path: str | Path) -> Scenari
     return msgspec.structs.replace(scenario, generation=generation)
 
 
-def load_generation(generation: Generation, *, nodes_are_here: bool) -> GenerationFiles:
+def load_generation(
+    generation: Generation, *, nodes_are_here: bool, bench: Bench | None = None
+) -> GenerationFiles:
     """Read the files that a scenario generates with; raises `BadFile`, naming the one at fault.
 
-    A model folder is for the nodes: it must be here only where they are.
+    A model folder is for the nodes: it must be here only where they are. Prompts may be by GPU of
+    the bench.
     """
     profile = load_profile(generation.profile) if generation.profile else None
     shape = profile.shape if profile else None
@@ -130,6 +136,8 @@ def load_generation(generation: Generation, *, nodes_are_here: bool) -> Generati
         there = generation.model and (nodes_are_here or Path(generation.model).exists())
         shape = load_shape(generation.model) if there else None
     workload = load_workload(generation.workload)
+    if bench is not None:
+        workload = filling(workload, generation, bench)
     replay = requests_of(workload)
     return GenerationFiles(replay=replay, profile=profile, shape=shape, workload=workload)
 
@@ -175,6 +183,11 @@ def load_map(path: str | Path) -> Matching:
 def load_profile(path: str | Path) -> Profile:
     """Read a latency profile. Raises `BadFile` with every problem found."""
     return _load(Path(path), Profile, profile_problems)
+
+
+def load_calibration(path: str | Path) -> Calibration:
+    """Read what a simulated bench takes its times from. Raises `BadFile` with every problem."""
+    return _load(Path(path), Calibration, calibration_problems)
 
 
 def load_shape(path: str | Path) -> ModelShape:

@@ -99,6 +99,8 @@ class Generation(Strict, frozen=True, kw_only=True):
     """Of one instance; 0: what its GPUs' memory holds."""
     vllm_options: dict[str, str | int | float | bool] = {}
     """Passed to vLLM's engine as they are."""
+    prompts_per_gpu: float = 0.0
+    """Of a workload that is generated, in each step; 0: as many as it says by itself."""
     temperature: float = 0.0
     """vllm: of sampling, seeded by request; 0 takes the likeliest token."""
     speed: float = 1.0

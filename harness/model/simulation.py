@@ -8,11 +8,14 @@ such a file from journals; the one for hardware that nobody here has is stated f
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import isfinite
 from typing import Literal
 
 from harness.model.bench import Strict
 
 Backend = Literal["gloo", "nccl"]
+LOADS = ("ranks", "nodes", "size_bytes", "link_mbit_per_s")
+"""What figures may depend on in ways that were not fitted."""
 
 
 class Figure(Strict, frozen=True, kw_only=True):
@@ -143,3 +146,29 @@ def beyond(calibration: Calibration, loads: Iterable[tuple[str, float]]) -> list
         if fitted is not None and not fitted.low <= value <= fitted.high:
             told.append(f"{load} {value:g} (fitted on {fitted.low:g} to {fitted.high:g})")
     return told
+
+
+# -- what must hold --------------------------------------------------------------------------------
+
+
+def calibration_problems(calibration: Calibration) -> Iterator[str]:
+    """Yield what is wrong with a file, each with its key."""
+    for name, figure in figures(calibration):
+        least = "more than 0" if _divides(name) else "0 or more"
+        too_low = figure.value <= 0 if least == "more than 0" else figure.value < 0
+        if too_low or not isfinite(figure.value):
+            yield f"{name}.value = {figure.value:g}: expected {least}"
+        if figure.plus_minus < 0:
+            yield f"{name}.plus_minus = {figure.plus_minus:g}: expected 0 or more"
+        if not calibration.runs and not figure.source:
+            yield f"{name}.source: say where {figure.value:g} comes from, for no run is named"
+    for load, fitted in calibration.fitted.items():
+        if load not in LOADS:
+            yield f"fitted.{load}: expected one of {', '.join(LOADS)}"
+        if fitted.low > fitted.high:
+            yield f"fitted.{load}: low = {fitted.low:g} is above high = {fitted.high:g}"
+
+
+def _divides(name: str) -> bool:
+    """Whether a figure is a rate or a share: nothing goes on with none of it."""
+    return name.endswith(("_per_s", "_share"))

@@ -86,12 +86,13 @@ def summarise(
 
 
 def read_run(folder: RunFolder, coordinator: Mapping[str, int] | None = None) -> RunSummary:
-    """Derive the summary of a run folder from its journal.
+    """Derive the summary of a run folder from its journal; a simulated one does not name its run.
 
     Raises `BadFile` where there is no journal, or one that tells nothing.
     """
     try:
-        return summarise(read_journal(folder.journal), coordinator)
+        summary = summarise(read_journal(folder.journal), coordinator)
+        return msgspec.structs.replace(summary, id=summary.id or folder.id)
     except ValueError as error:
         raise BadFile(str(folder.journal), [str(error)]) from error
 

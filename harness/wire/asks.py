@@ -147,7 +147,7 @@ class Asks:
             self._timer = loop.call_later(TICK_NS / NS_PER_S, self._tick)
 
 
-async def answers(asks: Iterable[Ask]) -> None:
+async def answers(asks: Iterable[Ask], now_ns: Callable[[], int] = time.monotonic_ns) -> None:
     """Wait until all have their answer; raise for everyone at fault soon after the first failure.
 
     `AgentLost` outranks `CommandFailed`; anything else (a bug of ours) outranks both.
@@ -159,7 +159,7 @@ async def answers(asks: Iterable[Ask]) -> None:
     done, rest = await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
     if rest and not any(future.cancelled() for future in done):
         _, rest = await asyncio.wait(rest, timeout=SETTLE_NS / NS_PER_S)
-        await _wait_for_culprit(futures, rest)
+        await _wait_for_culprit(futures, rest, now_ns)
     settled = [ask for ask in asks if ask.future.done()]
     errors = [error for ask in settled if (error := ask.future.exception())]
     failures: dict[str, Failure] = {}
@@ -179,12 +179,14 @@ async def answers(asks: Iterable[Ask]) -> None:
 
 
 async def _wait_for_culprit(
-    futures: Iterable[asyncio.Future[Any]], rest: set[asyncio.Future[Any]]
+    futures: Iterable[asyncio.Future[Any]],
+    rest: set[asyncio.Future[Any]],
+    now_ns: Callable[[], int],
 ) -> None:
     """Wait as long as all failures may follow from one that was not told yet."""
-    until_ns = time.monotonic_ns() + CULPRIT_NS
+    until_ns = now_ns() + CULPRIT_NS
     while rest and all(_only_follows(future) for future in futures if future.done()):
-        left_s = (until_ns - time.monotonic_ns()) / NS_PER_S
+        left_s = (until_ns - now_ns()) / NS_PER_S
         done, rest = await asyncio.wait(
             rest, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED
         )

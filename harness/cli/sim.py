@@ -1,0 +1,71 @@
+"""``harness sim``: a scenario in the simulated world, in as little time as it takes to compute."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from harness import entry
+from harness.cli.output import best_effort, json_option, print_json
+from harness.cli.progress import Progress
+from harness.cli.runs import runs_option
+from harness.errors import ExitCode
+from harness.record.report import print_report
+from harness.run.asked import Simulation
+
+FILE = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("scenario", type=FILE)
+@click.option("--bench", type=FILE, metavar="FILE", help="Bench file, instead of the scenario's.")
+@click.option(
+    "--calibration",
+    type=FILE,
+    metavar="FILE",
+    help="What the bench takes its times from, instead of what its file names.",
+)
+@runs_option
+@click.option("--strict", is_flag=True, help="End with 6 when a check is inconclusive.")
+@click.option("--quiet", is_flag=True, help="Tell the outcome only, not the way to it.")
+@json_option
+def sim(
+    *,
+    scenario: Path,
+    bench: Path | None,
+    calibration: Path | None,
+    runs: Path,
+    strict: bool,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Simulate SCENARIO on a bench of models: the same orchestration, on a clock that jumps.
+
+    The bench may be a simulated or an emulated one; nothing of it is started. The same files and
+    seed give the same journal, byte for byte.
+
+    \b
+    harness sim scenarios/rl-simulated.toml
+    harness sim scenarios/rl-simulated.toml --bench scenarios/benches/sim-2048.toml
+    harness sim scenarios/rl-orchestrated.toml
+    """
+    telling = sys.stderr if as_json else sys.stdout
+    summary = entry.run_scenario(
+        scenario,
+        bench,
+        runs,
+        simulation=Simulation(calibration),
+        progress=None if quiet else Progress(telling),
+    )
+    with best_effort():
+        if as_json:
+            print_json(summary)
+        else:
+            click.echo()
+            print_report(summary, sys.stdout, runs / summary.id)
+    code = ExitCode.BUG if summary.exit_code is None else ExitCode(summary.exit_code)
+    if code is ExitCode.PASSED and summary.status == "inconclusive" and strict:
+        return ExitCode.INCONCLUSIVE
+    return code
