@@ -24,8 +24,8 @@ from agents.communicators import Communicators
 from agents.frames import Frame, Unpacker, pack
 from agents.pipe import FRAMES, Body, Position, WhereAreYou
 from agents.process import die_with
-from agents.traffic import Gate, Watch
 from harness.clock import NS_PER_MS, NS_PER_S
+from harness.model.gate import Gate, Watch
 from harness.processes import ask_for_real_time
 from harness.wire.messages import (
     DestroyGroups,

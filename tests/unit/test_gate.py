@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.traffic import Gate, Watch
+from harness.model.gate import Gate, Watch
 
 
 def iterate(gate: Gate, begin_ns: int, end_ns: int) -> None:
