@@ -1,0 +1,206 @@
+"""A line to a simulated unit: what a driver hears of what it says over it, and when.
+
+Behind it is the switch model of the emulated units, so the faults of a bench file show as there.
+(To bring a line into step again after a fault costs no more than a question here.)
+
+Plain synchronous code such as `drivers.apply` cannot be kept waiting in virtual time. So a line has
+a time of its own, which runs ahead of the clock's: a whole call is made at once, and whoever made
+it waits afterwards until the clock has come as far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from drivers.apply import PAUSE_NS
+from drivers.base import Capabilities, Circuit, Identity, Matching, Receipt
+from drivers.emulators.config import EmulatedSwitch, Faults
+from drivers.emulators.faces import Answer
+from drivers.emulators.faults import Fate, Fates
+from drivers.emulators.model import Change, SwitchModel
+from drivers.errors import DeadlineExpired, Indeterminate, LinkLost, Refused, Unreachable
+from drivers.ocs.polatis import BATCH_MAX, TYPICAL_SWITCH_NS
+from harness.bench.simulated.mirrors import Mirrors
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.model.bench import Switch
+from harness.model.simulation import Control
+
+QUERY = Answer(b"?", is_query=True)
+CANNOT = "-200"
+"""How the unit says no."""
+CLIMB_NS = NS_PER_MS // 10
+"""Between two looks at a meter that climbs."""
+
+
+class Line:
+    """A `drivers.base.Ocs` that rewires and measures power; `now_ns` is its own time."""
+
+    def __init__(self, spec: Switch, config: EmulatedSwitch, control: Control, rng: Random) -> None:
+        self.name, self.now_ns, self.waited_ns = config.name, 0, 0
+        self.model = SwitchModel(config, rng)
+        self.mirrors = Mirrors(round(config.light.hold_ms * NS_PER_MS))
+        self.capabilities = Capabilities(
+            has_power=self.model.has_monitors,
+            has_shutters=True,
+            hitless_add=True,
+            steals_busy_ports=True,
+            batch_max=BATCH_MAX,
+            typical_switch_ns=TYPICAL_SWITCH_NS,
+        )
+        self._url, self._serial = spec.url, spec.url.startswith("serial:")
+        self._timeout_ns = round(spec.exchange_timeout_s * NS_PER_S)
+        answer_ns = round(config.timing.answer_ms * NS_PER_MS)
+        self._read_ns = answer_ns + round(control.read_ms.value * NS_PER_MS)
+        self._rewire_ns = answer_ns + round(control.switch_ms.value * NS_PER_MS)
+        self.window_ns = 10 * NS_PER_MS << (config.optics.averaging - 1)
+        self._boot_ns = round(config.timing.boot_ms * NS_PER_MS)
+        self._fates = Fates(config.faults)
+        self._is_open = self._fates.of(QUERY) is Fate.SEND  # it was asked who it is
+        self._is_dead, self._up_ns = False, 0
+        self._due: list[int] = []
+        """When light of the latest change is there."""
+        self.mirrors.carry_out(self.model.boot(0), 0)
+
+    # -- what a driver does -----------------------------------------------------------------
+
+    def identify(self) -> Identity:
+        """Return who the unit is, as it was told at opening."""
+        model = self.model
+        sides = range(1, model.n + 1), range(model.n + 1, 2 * model.n + 1)
+        return Identity(model.vendor, model.model, model.serial_number, model.firmware, *sides)
+
+    def read(self) -> Matching:
+        """Read the whole map."""
+        self._exchange(QUERY, self._read_ns)
+        return Matching(frozenset(self.model.circuits()))
+
+    def connect(self, circuits: Sequence[Circuit]) -> None:
+        """Make circuits."""
+        self.rewire((), circuits)
+
+    def disconnect(self, circuits: Sequence[Circuit]) -> None:
+        """Drop circuits."""
+        self.rewire(circuits, ())
+
+    def rewire(self, drop: Sequence[Circuit], make: Sequence[Circuit]) -> Receipt:
+        """Drop, make and read back: in one message where it fits, else in batches."""
+        self._open()
+        self._due = []
+        sent_ns = self.now_ns
+        refused: list[Circuit] = []
+        for gone, come in _messages(drop, make):
+            sent_ns = self.now_ns
+            changes = [self.model.disconnect([a for a, _ in gone], sent_ns)] if gone else []
+            changes += [self.model.connect(come, sent_ns)] if come else []
+            for change in changes:
+                self._carry_out(change)
+                refused += change.refused
+            try:
+                self._exchange(Answer(b"?", tuple(changes), is_query=True), self._rewire_ns)
+            except (LinkLost, DeadlineExpired) as fault:
+                text = f"{self.name}: the outcome of a change is not known: {fault}"
+                raise Indeterminate(text) from fault
+        if refused:
+            raise Refused(CANNOT, f"cannot connect {refused[0][0]},{refused[0][1]}")
+        after = Matching(frozenset(self.model.circuits()))
+        return Receipt(sent_ns, self.now_ns, after)
+
+    def power_dbm(self, ports: Sequence[int]) -> Mapping[int, float]:
+        """Read optical power. Looking takes no time: what it takes to tell is told once, after."""
+        self._exchange(QUERY, 0)
+        return {port: self.model.power_dbm(port, self.now_ns) for port in ports}
+
+    @staticmethod
+    def preview(delta: object) -> list[str]:
+        """No words pass a simulated line."""
+        return []
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    # -- its time -----------------------------------------------------------------------------
+
+    def time_ns(self) -> int:
+        """Return how late it is on this line."""
+        return self.now_ns
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now_ns += round(seconds * NS_PER_S)
+
+    def nap(self, deadline_ns: int, seconds: float) -> None:
+        """Let time pass between two looks at meters; where none can show more, up to when it can.
+
+        A longer sleep than the pause between two looks is one of whoever looks.
+        """
+        if not 0 < round(seconds * NS_PER_S) <= PAUSE_NS:
+            self.sleep(seconds)
+            return
+        later = [at_ns for at_ns in self._due if at_ns > self.now_ns]
+        if later:
+            seen_ns = min(later)
+        elif self._due and self.now_ns <= max(self._due) + self.window_ns:
+            seen_ns = self.now_ns + CLIMB_NS
+        else:
+            seen_ns = deadline_ns
+        self.now_ns = max(self.now_ns + CLIMB_NS, min(seen_ns, deadline_ns))
+
+    # -- what the unit does -------------------------------------------------------------------
+
+    def break_down(self, faults: Faults) -> None:
+        """Have these faults from now on; raises `Misuse` where the unit has no such ports."""
+        change = self.model.break_down(faults, self.now_ns)
+        self._fates.replace(faults)
+        self.mirrors.carry_out(change, self.now_ns)
+
+    def _carry_out(self, change: Change) -> None:
+        self._due += [lighting.at_ns for lighting in change.light]
+        self.mirrors.carry_out(change, self.now_ns)
+
+    def _exchange(self, answer: Answer, takes_ns: int) -> None:
+        """Wait for an answer; raises what comes instead of it."""
+        self._open()
+        fate = self._fates.of(answer)
+        if fate is Fate.LOSE or takes_ns > self._timeout_ns:
+            self._wait(self._timeout_ns)
+            self._is_open = False
+            raise DeadlineExpired(f"{self._url}: no answer in time")
+        self._wait(takes_ns)
+        if fate is Fate.DIE:
+            self._is_dead = True
+            self.mirrors.stop(self.now_ns)
+        elif fate is Fate.REBOOT:
+            self._up_ns = self.now_ns + self._boot_ns
+            self.mirrors.carry_out(self.model.lose_power(self.now_ns), self.now_ns)
+        if fate is not Fate.SEND:
+            self._is_open = False
+            raise LinkLost(f"{self._url}: the device closed the line")
+
+    def _open(self) -> None:
+        """Open the line where it is not: the unit is asked who it is."""
+        if self._is_open:
+            return
+        if self._is_dead:
+            raise Unreachable(f"{self._url}: nobody answers")
+        if self.now_ns < self._up_ns:
+            if self._serial:
+                self._wait(self._timeout_ns)
+                raise DeadlineExpired(f"{self._url}: open, but the unit does not answer")
+            raise LinkLost(f"{self._url}: the device closed the line")
+        self._is_open = True
+        self._exchange(QUERY, self._read_ns)
+
+    def _wait(self, duration_ns: int) -> None:
+        self.now_ns += duration_ns
+        self.waited_ns += duration_ns
+
+
+def _messages(
+    drop: Sequence[Circuit], make: Sequence[Circuit]
+) -> list[tuple[Sequence[Circuit], Sequence[Circuit]]]:
+    """Return what goes into one message each: circuits to drop, and to make."""
+    if len(drop) + len(make) <= BATCH_MAX:
+        return [(drop, make)]
+    gone = [(drop[i : i + BATCH_MAX], ()) for i in range(0, len(drop), BATCH_MAX)]
+    return [*gone, *(((), make[i : i + BATCH_MAX]) for i in range(0, len(make), BATCH_MAX))]
