@@ -1,0 +1,1 @@
+"""Sweeps: one scenario simulated at many points, what they cost, and what follows from both."""
