@@ -148,7 +148,9 @@ FUNCTION_LINES, MODULE_LINES, TEST_MODULE_LINES, LINE_COLUMNS, FOLDERS_DEEP = 50
 PRAGMA = re.compile(r"\s*#\s*(noqa|type:\s*ignore).*$")
 """Said to a tool, so not counted in the width of a line."""
 
-UNITS = words("ns us ms s db dbm nm bytes bytes_per_s mbit_per_s gb_per_s pct ppb hz tokens")
+UNITS = words(
+    "ns us ms s db dbm nm bytes bytes_per_s mbit_per_s gbit_per_s gb_per_s pct ppb hz tokens"
+)
 UNIT_OF = {
     "GB/s": "gb_per_s",
     "Mbit/s": "mbit_per_s",
@@ -160,17 +162,19 @@ UNIT_OF = {
 }
 """How a unit of a document is spelt at the end of its field's name, where not as it is."""
 BARE_NUMBERS = words(
-    "after at_least at_most averaging batch batch_max baud blocks bytes_scale cached clip count"
-    " cut_apply cut_reply die_on_apply die_on_command dp emulated_gpus ep epoch exit_code"
-    " expert_intermediate experts experts_per_token flops_share found generation gpu gpus"
-    " growth_per_step head_dim heads hidden in_flight_max index instances intermediate iteration"
-    " iterations joined_beat kv_blocks kv_blocks_used kv_heads last layers learning_rate"
-    " lose_reply max migrations min moves_per_s_max n oversubscription p50 p95 p99 pid place"
-    " plus_minus port ports power_averaging pp preemptions prefilling prompt prompts"
-    " prompts_per_step rank re reboot_on_command repeat repeats requests_max reward rotate running"
-    " sample samples seed seq sequences_max sibling_correlation skipped speed staleness_max start"
-    " stayed step steps sync_retries t1 t2 t3 t4 temperature tp turn_correlation uplinks upto v"
-    " value version version_first version_last vocab waiting warmup workload_step world_size wrong"
+    "after aggregation_planes at_least at_most averaging batch batch_max baud blocks bytes_scale"
+    " cached clip core_planes count cut_apply cut_reply die_on_apply die_on_command dp"
+    " emulated_gpus ep epoch exit_code expert_intermediate experts experts_per_token flops_share"
+    " found generation gpu gpus gpus_per_server growth_per_step head_dim heads hidden"
+    " in_flight_max index instances intermediate iteration iterations joined_beat kv_blocks"
+    " kv_blocks_used kv_heads last layers learning_rate lose_reply max migrations min"
+    " moves_per_s_max n nics_per_server oversubscription p50 p95 p99 pid place plus_minus port"
+    " ports power_averaging pp preemptions prefilling prompt prompts prompts_per_gpu"
+    " prompts_per_step rails rank re reboot_on_command repeat repeats requests_max reward rotate"
+    " running sample samples seed seq sequences_max servers_per_pod servers_per_tor"
+    " sibling_correlation skipped speed staleness_max start stayed step steps sync_retries t1 t2"
+    " t3 t4 temperature tp trunks_per_pod turn_correlation uplinks uplinks_per_tor upto v value"
+    " version version_first version_last vocab waiting warmup workload_step world_size wrong"
 )
 """Counts, ids and settings that have no unit. A quantity does not belong here: name its unit."""
 SCHEMAS = (

@@ -54,7 +54,7 @@ class Serving(Board):
         ]
         self._largest = [*_largest_first(demand), *_largest_first(demand.T)]
         """Of each side, the other ToRs by what they get or send, the largest first."""
-        nics = [max(1, len(topology.nodes_of(tor))) for tor in self.tors] * 2
+        nics = [max(1, len(topology.nics_of(tor))) for tor in self.tors] * 2
         self.floor_s: float = max((b / n for b, n in zip(sums, nics, strict=True)), default=0.0)
         """What the hosts' NICs need: no circuit makes it less."""
         self.trials = 0

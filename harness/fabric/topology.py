@@ -3,36 +3,34 @@
 Built from a bench file, immutable, free of I/O. An *uplink* is one ToR port with a transmit and a
 receive fibre, a *trunk* a fibre pair between an aggregation switch and a core switch; a *link* is
 two uplinks joined by circuits, one each way, on one switch or through trunks and a core switch.
-Address plan of emulated benches (all inside 198.18.0.0/15, the range reserved for benchmarking):
 
-    198.19.<tor>.0/24     hosts of a ToR: gateway .1, nodes from .10
-    198.18.128.0/18       uplinks, one address each, in the order of the bench file
-    198.18.192.0/18       electrical point-to-point links, /31 each
+An *endpoint* is where bytes come from or go to: ``n3/2``, NIC 2 of node n3, or ``n3``, the node as
+a whole, which shares them out to all of its NICs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from ipaddress import IPv4Address
-from typing import Literal
+from typing import Literal, TypeVar
 
 from drivers.base import Matching
 from drivers.tor.base import Hop, Route
 from harness.clock import NS_PER_MS
 from harness.errors import UsageError
+from harness.fabric.addresses import FIRST_HOST, AddressPlan, address_plan
 from harness.fabric.links import Link, Trunk, Uplink
-from harness.model.bench import Bench
+from harness.model.bench import Bench, Electrical
 from harness.model.ports import Fibres, is_trunk, parse_cable, parse_ports, parse_trunk
+from harness.model.tor_rules import TORS_MAX
 
-HOSTS = IPv4Address("198.19.0.0")
-UPLINKS = IPv4Address("198.18.128.0")
-ELECTRICAL = IPv4Address("198.18.192.0")
-TORS_MAX = 250
 CUT_SHARE = 1e-6
 """Of its rate, what plans take a cut electrical path for. Not 0: of two plans that both leave
 traffic stranded, one is better."""
+NAMED_MAX = 12
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,10 @@ class Rates:
     """Of each host port and each circuit, each way."""
     oversubscription: float = 4.0
     """The electrical path of a ToR carries the sum of its host ports divided by this."""
+    electrical: Electrical = "spine"
+    """Which ToRs it joins: all, those of a rail, or none."""
+    forwarding: bool = False
+    """Whether what has no circuit of its own goes over those of others."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,22 @@ class TorPlace:
 
 
 @dataclass(frozen=True)
+class Nic:
+    """A data port of a node, and the ToR that it is plugged into."""
+
+    name: str
+    """As an endpoint: ``n3/2``, or ``n3`` where it is the node's only one."""
+    node: str
+    tor: str
+    address: str
+
+
+@dataclass(frozen=True)
 class NodePlace:
-    """A node in the plan: where it hangs, and how its data interface is called and addressed."""
+    """A node in the plan: where it hangs, and how its data interface is called and addressed.
+
+    Of several NICs, `tor` and `address` are the first's.
+    """
 
     name: str
     tor: str
@@ -86,6 +102,30 @@ class NodePlace:
     address: str
     gpus: int | None = None
     """GPUs for its ranks, one each; None: all that its agent finds. Emulated nodes use none."""
+    rails: tuple[str, ...] = ()
+    """The ToR of each NIC, where there are several."""
+    addresses: tuple[str, ...] = ()
+    """Of each NIC, where there are several."""
+    seats: int = 1
+    """GPUs that it has or stands for, which share its NICs evenly and in order."""
+
+    @cached_property
+    def nics(self) -> tuple[Nic, ...]:
+        """All data ports, in the order of the GPUs beside them."""
+        if not self.rails:
+            return (Nic(self.name, self.name, self.tor, self.address),)
+        return tuple(
+            Nic(f"{self.name}/{k}", self.name, tor, address)
+            for k, (tor, address) in enumerate(zip(self.rails, self.addresses, strict=True))
+        )
+
+    def nic_of(self, gpu: int) -> int:
+        """Return the number of the NIC that a GPU uses; more ranks than GPUs go round again."""
+        return gpu % self.seats * len(self.nics) // self.seats
+
+    def endpoint(self, gpu: int) -> str:
+        """Return the endpoint of a rank that uses this GPU."""
+        return self.nics[self.nic_of(gpu)].name
 
 
 @dataclass(frozen=True)
@@ -106,23 +146,18 @@ class Topology:
     @cached_property
     def pods(self) -> Mapping[str, tuple[str, ...]]:
         """The ToRs of each pod, in the order of the bench file."""
-        names = dict.fromkeys(tor.pod for tor in self.tors.values())
-        return {pod: tuple(t.name for t in self.tors.values() if t.pod == pod) for pod in names}
+        return _grouped(((tor.pod, tor.name) for tor in self.tors.values()), ())
 
     @cached_property
     def trunks_of(self) -> Mapping[str, tuple[Trunk, ...]]:
         """Per switch, aggregation and core alike, the trunks that end on it."""
-        return {
-            switch: tuple(t for t in self.trunks if switch in (t.aggregation, t.core))
-            for switch in self.ours
-        }
+        ends = ((switch, t) for t in self.trunks for switch in (t.aggregation, t.core))
+        return _grouped(ends, self.ours)
 
     @cached_property
     def by_switch(self) -> Mapping[str, tuple[Uplink, ...]]:
         """Uplinks of each switch, in ToR order."""
-        return {
-            switch: tuple(up for up in self.uplinks if up.switch == switch) for switch in self.ours
-        }
+        return _grouped(((up.switch, up) for up in self.uplinks), self.ours)
 
     @cached_property
     def switches(self) -> tuple[str, ...]:
@@ -138,17 +173,51 @@ class Topology:
         """Return the first uplink of `tor` on `switch`, or None."""
         return next((up for up in self.by_switch[switch] if up.tor == tor), None)
 
+    @cached_property
+    def _nics(self) -> Mapping[str, tuple[Nic, ...]]:
+        nics = (nic for place in self.nodes.values() for nic in place.nics)
+        return _grouped(((nic.tor, nic) for nic in nics), self.tors)
+
+    def nics_of(self, tor: str) -> tuple[Nic, ...]:
+        """NICs that are plugged into `tor`, in the order of nodes."""
+        return self._nics[tor]
+
     def nodes_of(self, tor: str) -> tuple[NodePlace, ...]:
-        """Nodes that hang on `tor`."""
-        return tuple(place for place in self.nodes.values() if place.tor == tor)
+        """Nodes that hang on `tor`, with one NIC or more."""
+        return tuple(
+            self.nodes[node] for node in dict.fromkeys(nic.node for nic in self._nics[tor])
+        )
+
+    def nics_at(self, endpoint: str) -> tuple[NodePlace, range]:
+        """Return the node of an endpoint, and the numbers of the NICs there that it means.
+
+        Raises `UsageError` where there is no such node, or no such NIC.
+        """
+        name, named, number = endpoint.partition("/")
+        place = self.nodes.get(name)
+        if place is None:
+            there = ", ".join(list(self.nodes)[:NAMED_MAX]) + ", ..." * (
+                len(self.nodes) > NAMED_MAX
+            )
+            raise UsageError(f"node {name!r} is not of this bench, whose nodes are {there}")
+        count = len(place.nics)
+        if not named:
+            return place, range(count)
+        if not (number.isascii() and number.isdigit() and int(number) < count):
+            raise UsageError(f"{endpoint!r}: {name} has NICs 0 to {count - 1}")
+        return place, range(int(number), int(number) + 1)
 
     def matching(self, links: frozenset[Link], switch: str) -> Matching:
         """Return the map of `switch` that carries `links`; raises `BadMatching` on a double use."""
         return Matching.of(circuit for link in links for circuit in link.circuits_on(switch))
 
+    def has_electrical(self, tor: str) -> bool:
+        """Whether an electrical path leads from `tor`, and is not cut."""
+        return self.rates.electrical != "none" and tor not in self.cut
+
     def electrical_mbit_per_s(self, tor: str) -> float:
-        """Return what the electrical path of `tor` carries, each way."""
-        hosts = max(1, len(self.nodes_of(tor))) * (CUT_SHARE if tor in self.cut else 1.0)
+        """Return what the electrical path of `tor` carries, each way; next to nothing: no path."""
+        hosts = max(1, len(self.nics_of(tor))) * (1.0 if self.has_electrical(tor) else CUT_SHARE)
         return hosts * self.rates.link_mbit_per_s / self.rates.oversubscription
 
     def routes(self, links: frozenset[Link]) -> dict[str, frozenset[Route]]:
@@ -178,8 +247,16 @@ class Topology:
         """Yield the route to a ToR's hosts, and where there are several ways, that to each host."""
         yield Route(self.tors[tor].prefix, tuple(hops))
         if len(hops) > 1:
-            for i, node in enumerate(self.nodes_of(tor)):
-                yield Route(f"{node.address}/32", (hops[i % len(hops)],))
+            for i, nic in enumerate(self.nics_of(tor)):
+                yield Route(f"{nic.address}/32", (hops[i % len(hops)],))
+
+
+def _grouped(pairs: Iterable[tuple[str, T]], keys: Iterable[str]) -> dict[str, tuple[T, ...]]:
+    """Return, by key, what belongs to it, in order; for these keys at least."""
+    found: dict[str, list[T]] = {key: [] for key in keys}
+    for key, item in pairs:
+        found.setdefault(key, []).append(item)
+    return {key: tuple(items) for key, items in found.items()}
 
 
 def topology_of(bench: Bench) -> Topology:
@@ -188,29 +265,33 @@ def topology_of(bench: Bench) -> Topology:
     Raises `UsageError` where a cable leaves the egress port open and the unit's size is not known:
     a live bench must name both ports, as in ``"agg0:1/17"``.
     """
-    if len(bench.tors) > TORS_MAX:
+    if bench.world != "simulated" and len(bench.tors) > TORS_MAX:
         raise UsageError(f"bench {bench.name}: {len(bench.tors)} ToRs, at most {TORS_MAX}")
+    plan = address_plan(bench)
     tors = {
         name: TorPlace(
             name=name,
-            prefix=tor.prefix or f"{HOSTS + 256 * i}/24",
-            gateway=str(HOSTS + 256 * i + 1),
-            electrical_gateway=str(ELECTRICAL + 2 * i),
-            electrical_address=str(ELECTRICAL + 2 * i + 1),
+            prefix=tor.prefix or plan.prefix(i),
+            gateway=plan.host(i, 1),
+            electrical_gateway=plan.electrical(2 * i),
+            electrical_address=plan.electrical(2 * i + 1),
             steered=tor.driver != "none",
             pod=tor.pod,
             interfaces={up: port.interface for up, port in tor.ports.items() if port.interface},
         )
         for i, (name, tor) in enumerate(bench.tors.items())
     }
+    links = bench.links
     return Topology(
         tors=tors,
-        nodes=_place_nodes(bench),
-        uplinks=tuple(sorted(_uplinks(bench))),
+        nodes=_place_nodes(bench, plan),
+        uplinks=tuple(sorted(_uplinks(bench, plan))),
         ours={name: parse_ports(switch.ports) for name, switch in bench.switches.items()},
         trunks=tuple(sorted(_trunks(bench))),
         planes={name: _plane(bench, name) for name in bench.switches},
-        rates=Rates(bench.links.link_mbit_per_s, bench.links.oversubscription),
+        rates=Rates(
+            links.link_mbit_per_s, links.oversubscription, links.electrical, links.forwarding
+        ),
     )
 
 
@@ -226,27 +307,33 @@ def _plane(bench: Bench, name: str) -> Plane:
     )
 
 
-def _place_nodes(bench: Bench) -> dict[str, NodePlace]:
+def _place_nodes(bench: Bench, plan: AddressPlan) -> dict[str, NodePlace]:
     index_of = {name: i for i, name in enumerate(bench.tors)}
-    seen = dict.fromkeys(bench.tors, 0)
+    seen = dict.fromkeys(bench.tors, FIRST_HOST)
     places = {}
     for name, node in bench.nodes.items():
-        address = node.address or str(HOSTS + 256 * index_of[node.tor] + 10 + seen[node.tor])
-        seen[node.tor] += 1
+        addresses = []
+        for tor in node.tors:
+            addresses.append(node.address or plan.host(index_of[tor], seen[tor]))
+            seen[tor] += 1
+        several = len(addresses) > 1
         places[name] = NodePlace(
             name=name,
-            tor=node.tor,
+            tor=node.tors[0],
             pod=node.pod,
             interface=node.interface or "eth0",
-            address=address,
+            address=addresses[0],
             gpus=(node.gpus or None) if bench.world == "live" else 0,
+            rails=node.tors if several else (),
+            addresses=tuple(addresses) if several else (),
+            seats=node.gpus or node.emulated_gpus or 1,
         )
     return places
 
 
-def _uplinks(bench: Bench) -> Iterator[Uplink]:
+def _uplinks(bench: Bench, plan: AddressPlan) -> Iterator[Uplink]:
     """Yield the uplinks; addresses that the file does not state count all rows of `cables`."""
-    for number, (near, far) in enumerate(bench.cables.items()):
+    for number, (near, far) in enumerate(bench.cables.items(), 1):
         if is_trunk(near):
             continue
         cable = parse_cable(near, far)
@@ -258,7 +345,7 @@ def _uplinks(bench: Bench) -> Iterator[Uplink]:
             switch=cable.switch,
             ingress=cable.ingress,
             egress=_egress(bench, near, far, fibres),
-            address=stated.address if stated else str(UPLINKS + 1 + number),
+            address=stated.address if stated else plan.uplink(number),
         )
 
 

@@ -18,6 +18,9 @@ class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of all that is read from a file: frozen, keyword-only, unknown keys refused."""
 
 
+Role = Literal["train", "generate"]
+
+
 class Node(Strict, frozen=True, kw_only=True):
     """A server with one agent. `address` is its address on the data network.
 
@@ -25,14 +28,23 @@ class Node(Strict, frozen=True, kw_only=True):
     (where to start or expect the agent), `interface` and `address`.
     """
 
-    tor: str
-    pod: Literal["train", "generate"] = "train"
+    tor: str = ""
+    rails: tuple[str, ...] = ()
+    """The ToR of each of its NICs, in the order of the GPUs beside them, where there are several,
+    which only a simulated bench has; the same ToR may be named again. GPU g of n uses NIC
+    g * NICs // n. Empty: one NIC, on `tor`."""
+    pod: Role = "train"
     host: str = ""
     interface: str = ""
     address: str = ""
     gpus: int = 0
     emulated_gpus: int = 0
     """For generation on a node without GPUs: how many ranks stand for one each."""
+
+    @property
+    def tors(self) -> tuple[str, ...]:
+        """The ToR of each NIC."""
+        return self.rails or (self.tor,)
 
 
 class Port(Strict, frozen=True, kw_only=True):
@@ -149,6 +161,9 @@ class Switch(Strict, frozen=True, kw_only=True):
     emulate: EmulatedUnit = EmulatedUnit()
 
 
+Electrical = Literal["spine", "rail", "none"]
+
+
 class Links(Strict, frozen=True, kw_only=True):
     """Rates of the network: every host port and every circuit carries `link_mbit_per_s`.
 
@@ -156,24 +171,74 @@ class Links(Strict, frozen=True, kw_only=True):
     `oversubscription`. A live bench states what it has, an emulated one gets it. `nic_hold_ms` is
     how long a port stays down after its light returns. `light` says who moves the packets: "auto"
     takes the best that this machine allows; "none" is control plane only.
+
+    A simulated bench may have another `electrical` path than the "spine" that joins all ToRs: one
+    that joins those of a "rail" (the ToRs of all nodes' NICs of one number), or "none".
     """
 
     link_mbit_per_s: float = 1000.0
     oversubscription: float = 4.0
+    electrical: Electrical = "spine"
+    forwarding: bool = False
+    """Whether what has no circuit of its own goes over those of others, from ToR to ToR."""
     nic_hold_ms: float = 0.0
     light: Literal["auto", "ebpf", "mirred", "none"] = "auto"
 
 
+Fabric = Literal["rfabric", "fat-tree", "rail-optimised", "rail-only", "topoopt", "mixnet", "ideal"]
+
+
+class Generated(Strict, frozen=True, kw_only=True):
+    """A bench in a few numbers, instead of nodes, ToRs, switches, cables and their rates.
+
+    What is left out follows from the rest, in the proportions of the public design that is nearest
+    to each fabric: `harness.model.generated_rules`, where it is also said which fabric has what.
+    """
+
+    fabric: Fabric
+    gpus: int
+    gpus_per_server: int = 8
+    nics_per_server: int | None = None
+    roles: tuple[Role, ...] = ("train", "generate")
+    """What pods do, dealt to them in equal shares: the first pods do the first."""
+    servers_per_pod: int | None = None
+    servers_per_tor: int | None = None
+    rails: int | None = None
+    """To how many ToRs the NICs of a server go: one ToR for each of them, or 1 for all."""
+    uplinks_per_tor: int | None = None
+    """To optical switches."""
+    aggregation_planes: int | None = None
+    """Optical switches of a pod, where a core joins pods; of all together, where none does."""
+    core_planes: int | None = None
+    trunks_per_pod: int | None = None
+    """Fibre pairs between the aggregation switches of a pod and the core."""
+    link_gbit_per_s: float = 400.0
+    oversubscription: float | None = None
+    switching_ms: float | None = None
+    circuits: Literal["duplex", "simplex"] | None = None
+
+
+class Simulation(Strict, frozen=True, kw_only=True):
+    """What a simulated bench takes its times from: the path of a file (`Calibration`)."""
+
+    calibration: str = ""
+
+
 class Bench(Strict, frozen=True, kw_only=True):
-    """A whole bench. See the module docstring for `cables`."""
+    """A whole bench. See the module docstring for `cables`.
+
+    A file has `generated`, or tables of its own; once loaded, a bench has all tables.
+    """
 
     name: str
     world: Literal["live", "emulated", "simulated"]
-    nodes: dict[str, Node]
+    generated: Generated | None = None
+    nodes: dict[str, Node] = {}
     tors: dict[str, Tor] = {}
     switches: dict[str, Switch] = {}
     cables: dict[str, str] = {}
     links: Links = Links()
+    simulation: Simulation = Simulation()
     launcher: Literal["namespaces", "local", "manual"] = "manual"
     listen: str = ""
     """``HOST:PORT`` on which the coordinator of a live bench waits for its agents."""

@@ -52,11 +52,7 @@ def bench_problems(bench: Bench) -> Iterator[str]:
         yield from _switch(bench, dotted("switches", name), switch)
     yield from _each_once(bench)
     yield from _cables(bench)
-    for key in ("link_mbit_per_s", "oversubscription"):
-        if not getattr(bench.links, key) > 0:
-            yield f"links.{key}: expected more than 0"
-    if bench.links.nic_hold_ms < 0:
-        yield "links.nic_hold_ms: expected 0 or more"
+    yield from _links(bench)
 
 
 # -- world, names, nodes -----------------------------------------------------------------------
@@ -91,6 +87,12 @@ def _world(bench: Bench) -> Iterator[str]:
         yield "keys: only your own home folder can be written with ~, as in ~/.harness/keys"
     if not bench.max_wait_s > 0:
         yield "max_wait_s: expected more than 0"
+    if bench.world == "simulated" and not bench.simulation.calibration:
+        yield (
+            "simulation.calibration: missing; say what times are taken from, as in [simulation] "
+            'with calibration = "../calibrations/h800.toml"; `harness calibrate run RUN --out FILE`'
+            " makes one of runs"
+        )
 
 
 def _names(bench: Bench) -> Iterator[str]:
@@ -115,12 +117,11 @@ def _names(bench: Bench) -> Iterator[str]:
 
 
 def _nodes(bench: Bench) -> Iterator[str]:
-    if not bench.nodes:
+    if not bench.nodes and bench.generated is None:
         yield "nodes: none; a bench has at least one node"
     for name, node in bench.nodes.items():
         where = dotted("nodes", name)
-        if node.tor not in bench.tors:
-            yield f"{where}.tor: no ToR {node.tor!r}{did_you_mean(node.tor, bench.tors)}"
+        yield from _plugged(bench, where, node)
         yield from _gpus(where, node)
         for key in ("host", "interface", "address") if bench.world == "live" else ():
             if not getattr(node, key):
@@ -131,12 +132,65 @@ def _nodes(bench: Bench) -> Iterator[str]:
             yield f'{where}.address: expected an IP address, such as "10.1.0.11"'
 
 
+def _plugged(bench: Bench, where: str, node: Node) -> Iterator[str]:
+    """Check the ToRs that a node hangs on."""
+    if node.tor and node.rails:
+        yield f"{where}.rails: the node names tor, too, for its only NIC; keep one of the two"
+    elif not node.tor and not node.rails:
+        yield f"{where}.tor: missing; name the ToR that its NIC is plugged into"
+    elif len(node.rails) > 1 and bench.world != "simulated":
+        yield (
+            f"{where}.rails: {len(node.rails)} NICs, which only a node of a simulated bench can "
+            "have; name the ToR of its one data port with tor"
+        )
+    else:
+        key = "rails" if node.rails else "tor"
+        for tor in dict.fromkeys(node.tors):
+            if tor not in bench.tors:
+                yield f"{where}.{key}: no ToR {tor!r}{did_you_mean(tor, bench.tors)}"
+
+
 def _gpus(where: str, node: Node) -> Iterator[str]:
     for key in ("gpus", "emulated_gpus"):
         if not 0 <= getattr(node, key) <= GPUS_MAX:
             yield f"{where}.{key}: expected 0 to {GPUS_MAX}"
     if node.gpus and node.emulated_gpus:
         yield f"{where}.emulated_gpus: the node has GPUs of its own (gpus); keep one of the two"
+
+
+# -- links -------------------------------------------------------------------------------------
+
+
+def _links(bench: Bench) -> Iterator[str]:
+    links = bench.links
+    for key in ("link_mbit_per_s", "oversubscription"):
+        if not getattr(links, key) > 0:
+            yield f"links.{key}: expected more than 0"
+    if links.nic_hold_ms < 0:
+        yield "links.nic_hold_ms: expected 0 or more"
+    if bench.world != "simulated":
+        if links.electrical != "spine":
+            yield (
+                f'links.electrical: "{links.electrical}" is for simulated benches; the electrical '
+                'path of others is always there, between all ToRs ("spine")'
+            )
+        if links.forwarding:
+            yield "links.forwarding: only a simulated bench has hosts that forward; leave it out"
+    elif links.electrical == "rail":
+        yield from _rails_apart(bench)
+
+
+def _rails_apart(bench: Bench) -> Iterator[str]:
+    """Check that each ToR is of one rail, where the electrical path joins those of a rail."""
+    rail_of: dict[str, int] = {}
+    for name, node in bench.nodes.items():
+        for rail, tor in enumerate(node.tors):
+            if (first := rail_of.setdefault(tor, rail)) != rail:
+                yield (
+                    f"{dotted('nodes', name)}.rails: NIC {rail} is on {tor}, which has NICs "
+                    f'{first} of others; with links.electrical = "rail" a ToR is of one rail'
+                )
+                return
 
 
 # -- switches ----------------------------------------------------------------------------------

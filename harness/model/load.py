@@ -24,6 +24,7 @@ from harness.model.access_rules import PATH_KEYS
 from harness.model.bench import Bench
 from harness.model.bench_rules import bench_problems
 from harness.model.filling import filled, filling
+from harness.model.generated_rules import expanded, generated_problems
 from harness.model.generation_rules import (
     GENERATION_PATHS,
     GenerationFiles,
@@ -62,7 +63,7 @@ class _Kind:
 KINDS: Mapping[Any, _Kind] = {
     Scenario: _Kind("a scenario", frozenset({"question", "steps", "shapes", "checks"})),
     WORKLOAD: _Kind("a workload", frozenset({"question", "kind", "prompts", "format", "path"})),
-    Bench: _Kind("a bench file", frozenset({"world", "nodes"})),
+    Bench: _Kind("a bench file", frozenset({"world", "nodes", "generated"})),
     MapFile: _Kind("a map", frozenset({"circuits"})),
     Profile: _Kind("a latency profile", frozenset({"model", "shape"})),
     Calibration: _Kind("a calibration", frozenset({"control", "collectives", "sync"})),
@@ -74,9 +75,9 @@ _POSITION = re.compile(r"(.*) \(at line (\d+), column (\d+)\)", re.DOTALL)
 def load_bench(path: str | Path) -> Bench:
     """Read a bench file; paths in it are resolved against its own folder.
 
-    Raises `BadFile` with every problem found.
+    What it generates is there as if it had been written. Raises `BadFile` with every problem found.
     """
-    bench = _load(Path(path), Bench, bench_problems)
+    bench = expanded(_load(Path(path), Bench, _bench_problems))
     folder = Path(path).resolve().parent
     tors, switches = (
         {
@@ -86,7 +87,17 @@ def load_bench(path: str | Path) -> Bench:
         for devices in (bench.tors, bench.switches)
     )
     keys = str(folder / Path(bench.keys).expanduser()) if bench.keys else ""
-    return msgspec.structs.replace(bench, tors=tors, switches=switches, keys=keys)
+    simulation = msgspec.structs.replace(
+        bench.simulation, **_resolved(bench.simulation, ("calibration",), folder)
+    )
+    return msgspec.structs.replace(
+        bench, tors=tors, switches=switches, keys=keys, simulation=simulation
+    )
+
+
+def _bench_problems(bench: Bench) -> Iterator[str]:
+    yield from bench_problems(bench)
+    yield from generated_problems(bench)
 
 
 def load_scenario(path: str | Path) -> Scenario:

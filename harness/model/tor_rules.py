@@ -17,6 +17,10 @@ from harness.model.ports import parse_cable
 from harness.model.schema import dotted
 
 UPLINKS_MAX = 1024
+TORS_MAX = 250
+"""Of a bench with addresses in the room for benchmarks: harness.fabric.topology has the plan."""
+NODES_MAX = 245
+"""Addresses of a ToR's /24 there, from .10 on."""
 FRR_EXCHANGE_S = 10.0
 """The least for an FRR: a change is waited for until its daemons have put it in force."""
 SSH = {"ssh": "ssh://admin@10.0.0.21:22"}
@@ -148,7 +152,7 @@ def _prefix(bench: Bench, name: str, seen: dict[str, IPv4Network]) -> Iterator[s
     seen[dotted("tors", name)] = network
     for node, place in bench.nodes.items():
         address = place.address
-        if place.tor == name and is_address(address) and ip_address(address) not in network:
+        if name in place.tors and is_address(address) and ip_address(address) not in network:
             yield f"{dotted('nodes', node)}.address: {address} is not in {where}, {network}"
 
 

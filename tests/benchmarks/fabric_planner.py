@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from harness.fabric.generated import REFERENCE, Numbers, bench_of
 from harness.fabric.planner import Plan, plan_demand
 from harness.fabric.prediction import BYTES_PER_NS_OF_A_MBIT, capacity
 from harness.fabric.topology import Topology, topology_of
+from harness.model.generated import REFERENCE, Numbers, bench_of
 from tests.unit.two_tier_milp import Floats, optimum, random_demand, random_fabric
 
 ROUNDS, SEEDS = 7, range(200)

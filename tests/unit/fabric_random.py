@@ -15,9 +15,9 @@ from fabric_world import NOTICED_MS, Told, World, at_rest, running, session_on
 from drivers.base import EMPTY
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.fabric.demand import Comm, Demand
-from harness.fabric.generated import Numbers, bench_of
 from harness.fabric.topology import Topology, topology_of
 from harness.model.fabric_streams import FABRIC_STREAMS
+from harness.model.generated import Numbers, bench_of
 from harness.model.scenario import Fabric
 from harness.run.fabric.controller import Controller
 from harness.run.fabric.traffic import Part

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from harness.errors import UsageError
 from harness.fabric.circuits import factor_round, plan_shape, ring_colours
-from harness.fabric.generated import Numbers, bench_of
 from harness.fabric.links import Link
 from harness.fabric.topology import Topology, topology_of
 from harness.model.bench import Bench, Node, Switch, Tor
+from harness.model.generated import Numbers, bench_of
 from harness.model.load import load_bench
 from harness.model.scenario import Shape
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.fabric.drawing import LIT, draw, matrix_lines
-from harness.fabric.generated import REFERENCE, Numbers, bench_of
 from harness.fabric.planner import lay, plan_demand
 from harness.fabric.topology import Topology, topology_of
+from harness.model.generated import REFERENCE, Numbers, bench_of
 from tests.unit.two_tier_milp import random_demand, random_fabric
 
 SVG = "{http://www.w3.org/2000/svg}"

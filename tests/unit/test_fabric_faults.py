@@ -25,10 +25,10 @@ from generation_bench import Events
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SteeringFailed
-from harness.fabric.generated import Numbers, bench_of
 from harness.fabric.links import Plan
 from harness.fabric.topology import Topology, topology_of
 from harness.model.fabric_rules import Arm
+from harness.model.generated import Numbers, bench_of
 from harness.model.scenario import Fabric
 from harness.run.fabric.circuits import GUARD_NS, READ_NS, SILENCE_NS
 from harness.run.fabric.controller import Controller

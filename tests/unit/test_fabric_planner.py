@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import UsageError
-from harness.fabric.generated import REFERENCE, Numbers, bench_of
 from harness.fabric.laying import is_one_way
 from harness.fabric.links import Link
 from harness.fabric.planner import lay, plan_demand
 from harness.fabric.prediction import BYTES_PER_NS_OF_A_MBIT, capacity
 from harness.fabric.topology import Rates, Topology, topology_of
+from harness.model.generated import REFERENCE, Numbers, bench_of
 from tests.unit.two_tier_milp import optimum, random_demand, random_fabric
 
 SEEDS = st.integers(0, 10**6)
