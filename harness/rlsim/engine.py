@@ -7,18 +7,27 @@ act between steps: a step that is under way when one comes ends first. Times in 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from harness.clock import NS_PER_S
 from harness.errors import UsageError
 from harness.model.advance import FOREVER_NS, Stretch, plan_stretch
-from harness.model.batching import Batching, Limits, complete_step, settle
-from harness.model.intake import abort_all, export, import_with_kv, submit
-from harness.model.layout import BLOCK_TOKENS, infeasible, kv_capacity_tokens
+from harness.model.batching import Batching, complete_step, settle
+from harness.model.intake import abort_all, export, import_with_kv, pause, resume, submit
 from harness.model.placement import Instance
-from harness.model.profile import Profile, costs_of, gpu_of
+from harness.model.profile import Profile, costs_of
 from harness.model.requests import Carried, Event
+from harness.model.room import limits_of
 from harness.model.steptime import StepCosts
 from harness.scheduling.view import Instance as Seen
+
+
+class Completed(NamedTuple):
+    """A stretch that is over: when it began, and what happened at its end."""
+
+    begin_ns: int
+    stretch: Stretch
+    events: list[Event]
 
 
 @dataclass(eq=False)
@@ -51,17 +60,14 @@ class Engine:
         kv_max_tokens: int = 0,
     ) -> Engine:
         """Bring an empty one up. Raises `UsageError` where the layout does not fit."""
-        layout, shape, gpu = instance.layout, profile.shape, gpu_of(profile)
-        if reasons := infeasible(layout, shape, gpu, layout.gpus, layout.gpus):
-            raise UsageError("; ".join(reasons))
-        kv_tokens = kv_capacity_tokens(layout, shape, gpu)
-        limits = Limits(
+        limits = limits_of(
+            profile,
+            instance.layout,
             sequences_max=sequences_max,
             step_max_tokens=step_max_tokens,
-            blocks=min(kv_tokens, kv_max_tokens or kv_tokens) // BLOCK_TOKENS,
-            length_max_tokens=shape.length_max_tokens,
+            kv_max_tokens=kv_max_tokens,
         )
-        return cls(instance, Batching(limits), costs_of(profile, layout), now_ns)
+        return cls(instance, Batching(limits), costs_of(profile, instance.layout), now_ns)
 
     @property
     def name(self) -> str:
@@ -101,34 +107,77 @@ class Engine:
         share = max(0, now_ns - self.now_ns) / (due_ns - self.now_ns)
         return known + round(self._stretch.step.batch * self._stretch.times * share)
 
+    def complete(self) -> Completed:
+        """Make the stretch that it is in true: it is over, and the next begins at its end."""
+        assert self.due_ns < FOREVER_NS
+        assert self._stretch is not None
+        begin_ns, stretch = self.now_ns, self._stretch
+        step, times, ends_ns = stretch
+        events = complete_step(self.state, step, ends_ns, times)
+        self.tokens += step.batch * times + sum(chunk.last for chunk in step.chunks)
+        self.busy_ns += ends_ns - begin_ns
+        self.now_ns, self._planned, self._bound = ends_ns, False, False
+        return Completed(begin_ns, stretch, events)
+
     def reach(self, now_ns: int) -> list[Event]:
         """Complete the steps up to the one that is under way at `now_ns`, and that one."""
         events: list[Event] = []
         while (ends_ns := self.due_ns) < FOREVER_NS and (
             self.now_ns < now_ns or ends_ns == self.now_ns <= now_ns
         ):
-            self._cut(now_ns)
-            assert self._stretch is not None
-            step, times, ends_ns = self._stretch
-            events += complete_step(self.state, step, ends_ns, times)
-            self.tokens += step.batch * times + sum(chunk.last for chunk in step.chunks)
-            self.busy_ns += ends_ns - self.now_ns
-            self.now_ns, self._planned, self._bound = ends_ns, False, False
+            self.cut(now_ns)
+            events += self.complete().events
         return events
+
+    def cut(self, now_ns: int) -> None:
+        """Shorten the stretch so that it ends with the step that is under way at `now_ns`."""
+        if not self._bound and self.due_ns > now_ns:
+            self._stretch = plan_stretch(self.state, self.costs, self.now_ns, now_ns)
+
+    def shorten(self, now_ns: int) -> bool:
+        """Leave, of a stretch that lasts beyond `now_ns`, the steps that have ended by then.
+
+        Returns whether there are any; where there are none, it stays as it is.
+        """
+        if self._bound or not self.now_ns < now_ns < self.due_ns < FOREVER_NS:
+            return False
+        under_way = plan_stretch(self.state, self.costs, self.now_ns, now_ns + 1)
+        assert under_way is not None
+        step, times, _ = under_way
+        if times == 1:
+            return False
+        line = self.costs.line(step.batch, step.kv_tokens, step.prefill_tokens, step.prefill_pairs)
+        lasts_ns = line.steps_ns(step.kv_tokens, step.batch, times - 1)
+        self._stretch = Stretch(step, times - 1, self.now_ns + lasts_ns)
+        return True
+
+    def stand(self, now_ns: int) -> None:
+        """Let commands be given to `state` now, between steps; where it idled it begins anew."""
+        self.now_ns, self._planned = max(self.now_ns, now_ns), False
+
+    def hold(self) -> None:
+        """Make no steps, between steps, until `go_on`: the device does something else."""
+        pause(self.state)
+        self._planned = False
+
+    def go_on(self, now_ns: int) -> None:
+        """Begin to make steps again."""
+        resume(self.state)
+        self.stand(now_ns)
 
     def submit(self, carried: Carried, now_ns: int) -> None:
         """Queue a request; a step that is under way is not disturbed."""
         if self.due_ns == FOREVER_NS or self.now_ns >= now_ns:
-            self.now_ns, self._planned = max(self.now_ns, now_ns), False
+            self.stand(now_ns)
         else:
-            self._cut(now_ns)
+            self.cut(now_ns)
             self._bound = True
         submit(self.state, carried)
 
     def take_over(self, carried: Carried, now_ns: int) -> list[Event]:
         """Go on with a request that comes with its KV, or queue it where there is no room."""
         events = self.reach(now_ns)
-        self.now_ns, self._planned = max(self.now_ns, now_ns), False
+        self.stand(now_ns)
         try:
             import_with_kv(self.state, carried)
         except UsageError:
@@ -168,8 +217,3 @@ class Engine:
             tokens_per_s=tokens * NS_PER_S / busy_ns if busy_ns else 0.0,
             length_max_tokens=self.length_max_tokens,
         )
-
-    def _cut(self, now_ns: int) -> None:
-        """Shorten the stretch so that it ends with the step that is under way at `now_ns`."""
-        if not self._bound and self.due_ns > now_ns:
-            self._stretch = plan_stretch(self.state, self.costs, self.now_ns, now_ns)
