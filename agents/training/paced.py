@@ -30,17 +30,13 @@ from harness.model.training.phase import Phase
 from harness.model.training.schedule import DTYPE, Move
 from harness.model.training.shards import layer_words, shard_of, weights_bytes
 from harness.model.training.step import Step, step_of
-from harness.model.training.trainer import TrainerSpec, facts, flops_per_s, misfits
+from harness.model.training.trainer import TrainerSpec, facts, flops_per_s, profile_of
 from harness.wire.training import PhaseHappened, Sample
 
 
 def make(spec: TrainerSpec, groups: Groups) -> Paced:
     """Make one rank's trainer; collective. Raises `UsageError` for what cannot be split so."""
-    if spec.profile is None:
-        raise UsageError("the paced trainer needs a latency profile")
-    if problems := misfits(spec.profile.shape, spec.degrees):
-        raise UsageError("; ".join(problems))
-    return Paced(spec, spec.profile, groups)
+    return Paced(spec, profile_of(spec), groups)
 
 
 class Paced:

@@ -40,6 +40,15 @@ class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """At which responses are drawn."""
 
 
+def profile_of(spec: TrainerSpec) -> Profile:
+    """Return the profile that a trainer is paced by. Raises `UsageError` for what cannot be."""
+    if spec.profile is None:
+        raise UsageError("the paced trainer needs a latency profile")
+    if problems := misfits(spec.profile.shape, spec.degrees):
+        raise UsageError("; ".join(problems))
+    return spec.profile
+
+
 def misfits(shape: ModelShape, degrees: Degrees) -> list[str]:
     """Return why a model cannot be trained on these degrees; none: it can."""
     problems = []
