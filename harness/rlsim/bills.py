@@ -21,24 +21,22 @@ up. US $, W, Gbit/s. A user's mistake is a `UsageError`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, isinf
 from typing import Literal
 
 from harness.errors import UsageError
-from harness.model.bench import Bench
+from harness.model.bench import Bench, Fabric
 from harness.model.ports import is_trunk, parse_ports
 from harness.rlsim.prices import TITLES, Item, Power, Prices
 
-Kind = Literal[
-    "fat-tree", "rail-optimised", "rail-only", "topoopt", "mixnet", "rfabric", "ideal"
-]  # fmt: skip
-TIERS: dict[Kind, int] = {
+TIERS: dict[Fabric, int] = {
     "fat-tree": 3, "rail-optimised": 3, "rail-only": 2, "mixnet": 3, "rfabric": 3,
 }  # fmt: skip
 """Of packet switches, ToRs included, as published; other kinds have none that are billed."""
-OF_ONE_KIND: dict[str, Kind] = {
+OF_ONE_KIND: dict[str, Fabric] = {
     "circuit_nics_per_server": "mixnet", "uplinks": "rfabric", "trunks": "rfabric",
 }  # fmt: skip
 LEVELS = ("ToRs to aggregation EPS", "aggregation EPS to core EPS")
@@ -48,7 +46,7 @@ LEVELS = ("ToRs to aggregation EPS", "aggregation EPS to core EPS")
 class Network:
     """A design and its size. Each NIC has one port."""
 
-    kind: Kind
+    kind: Fabric
     gpus: int
     gpus_per_server: int = 8
     nics_per_server: int = 8
@@ -156,37 +154,55 @@ def bill_of_bench(
     *,
     rate_gbit_per_s: float = 0.0,
     ocs_ports_per_end: Literal[1, 2] = 1,
-    tiers: int = 3,
+    tiers: int = 0,
 ) -> Bill:
-    """Return the bill of what a bench file cables, at the rate of its links, or at this one.
+    """Return the bill of a bench at the rate of its links, or at this one.
 
-    Its packet switches above the ToRs are not in the file, only their oversubscription: they are
-    billed as a fat-tree's of `tiers` tiers, each ToR's links rounded up. Ports of switches that are
-    ours but have no cable have a line of their own. A node without GPUs counts as one, as its rank
-    does. Raises `UsageError` where a rate has no price.
+    One that was generated is billed as the design that it stands for (`network_of`), any other as
+    it is cabled. Packet switches above ToRs are not in the file, only their oversubscription: they
+    are billed as a fat-tree's, or rail-only's, each ToR's links rounded up. Ports of switches that
+    are ours but have no cable have a line of their own. A node without GPUs counts as one, as its
+    rank does. Raises `UsageError` where a rate has no price.
     """
     rate = rate_gbit_per_s or bench.links.link_mbit_per_s / 1000
-    gpus = sum(node.gpus or node.emulated_gpus or 1 for node in bench.nodes.values())
-    hosts = dict.fromkeys(bench.tors, 0)
-    for node in bench.nodes.values():
-        hosts[node.tor] += 1
-    trunks = sum(is_trunk(near) for near in bench.cables)
-    uplinks = len(bench.cables) - trunks
-    above = sum(ceil(nics / bench.links.oversubscription) for nics in hosts.values())
-    pairs = sum(ceil(len(parse_ports(switch.ports)) / 2) for switch in bench.switches.values())
-    spare = max(0, pairs - uplinks - 2 * trunks)
-    parts = [
-        *_hosts(len(bench.nodes)),
-        *_circuits(uplinks, trunks, ocs_ports_per_end),
-        Part("ocs_port", "ours, without a cable", spare * ocs_ports_per_end),
-        *(_above(above, tiers) if len(bench.tors) > 1 else ()),
-    ]
-    lines = _priced(parts, rate, prices, power)
+    if bench.generated is not None:
+        network = replace(
+            network_of(bench), rate_gbit_per_s=rate, ocs_ports_per_end=ocs_ports_per_end
+        )
+        return bill_of(replace(network, tiers=tiers or network.tiers), prices, power)
+    lines = _priced(_cabled(bench, ocs_ports_per_end, tiers), rate, prices, power)
     notes = [*_sources(lines, prices, power)]
-    if unknown := sum(not node.gpus and not node.emulated_gpus for node in bench.nodes.values()):
+    gpus = [node.gpus or node.emulated_gpus for node in bench.nodes.values()]
+    if unknown := gpus.count(0):
         notes.append(f"{unknown} nodes state no GPUs, and count as one each")
-    title = f"bench {bench.name}: {gpus} GPUs, {len(bench.nodes)} NICs of {rate:g} Gbit/s"
-    return Bill(title, gpus, lines, tuple(notes))
+    nics = sum(len(node.tors) for node in bench.nodes.values())
+    all_gpus = sum(gpus) + unknown
+    title = f"bench {bench.name}: {all_gpus} GPUs, {nics} NICs of {rate:g} Gbit/s"
+    return Bill(title, all_gpus, lines, tuple(notes))
+
+
+def network_of(bench: Bench) -> Network:
+    """Return the design that a generated bench, with all its tables, stands for.
+
+    Where a server is its own ToR, that is no switch to be paid for: what are its uplinks are NICs.
+    Raises `UsageError` of a bench that was not generated.
+    """
+    if bench.generated is None:
+        raise UsageError(f"bench {bench.name}: no table [generated] says what design it is")
+    kind = bench.generated.fabric
+    uplinks, trunks = _cables(bench) if kind == "rfabric" else (0, 0)
+    over_tors = kind in TIERS and kind != "mixnet"
+    return Network(
+        kind=kind,
+        gpus=bench.generated.gpus,
+        gpus_per_server=bench.generated.gpus_per_server,
+        nics_per_server=len(next(iter(bench.nodes.values())).tors),
+        rate_gbit_per_s=bench.links.link_mbit_per_s / 1000,
+        oversubscription=bench.links.oversubscription if over_tors else 1.0,
+        circuit_nics_per_server=next(iter(bench.tors.values())).uplinks if kind == "mixnet" else 0,
+        uplinks=uplinks,
+        trunks=trunks,
+    )
 
 
 # -- what there is ---------------------------------------------------------------------------------
@@ -233,6 +249,26 @@ def _circuits(uplinks: int, trunks: int, ports: int) -> Iterator[Part]:
     yield Part("ocs_port", "aggregation, towards the core", ports * trunks)
     yield Part("ocs_port", "core", ports * trunks)
     yield Part("fibre", "aggregation OCS to core OCS", trunks)
+
+
+def _cabled(bench: Bench, ports: int, tiers: int) -> Iterator[Part]:
+    """Yield what the tables of a bench file have."""
+    hosts = Counter(tor for node in bench.nodes.values() for tor in node.tors)
+    uplinks, trunks = _cables(bench)
+    yield from _hosts(hosts.total())
+    yield from _circuits(uplinks, trunks, ports)
+    pairs = sum(ceil(len(parse_ports(switch.ports)) / 2) for switch in bench.switches.values())
+    yield Part("ocs_port", "ours, without a cable", ports * max(0, pairs - uplinks - 2 * trunks))
+    if bench.links.electrical != "none" and len(bench.tors) > 1:
+        above = sum(ceil(nics / bench.links.oversubscription) for nics in hosts.values())
+        usual = TIERS["rail-only" if bench.links.electrical == "rail" else "fat-tree"]
+        yield from _above(above, tiers or usual)
+
+
+def _cables(bench: Bench) -> tuple[int, int]:
+    """Return how many uplinks and how many trunks are cabled."""
+    trunks = sum(map(is_trunk, bench.cables))
+    return len(bench.cables) - trunks, trunks
 
 
 def _straight(item: Item, nics: int, ports: int = 1) -> Iterator[Part]:

@@ -20,9 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import BadFile, UsageError
-from harness.fabric.generated import REFERENCE, bench_of
+from harness.model.bench import Bench, Generated
+from harness.model.generated import REFERENCE, bench_of
+from harness.model.generated_rules import expanded
 from harness.model.load import load_bench
-from harness.rlsim.bills import Bill, Network, bill_of, bill_of_bench
+from harness.rlsim.bills import Bill, Network, bill_of, bill_of_bench, network_of
 from harness.rlsim.economics import (
     Design,
     Gpu,
@@ -250,10 +252,48 @@ def test_an_ideal_switch_has_no_bill_and_no_worth_but_a_performance() -> None:
 # -- benches ---------------------------------------------------------------------------------------
 
 
-def test_a_generated_bench_is_billed_as_its_design() -> None:
+def test_a_bench_of_the_reference_is_billed_as_its_design() -> None:
     """2 x 8 ToRs of 32 hosts, 32 uplinks each, 256 trunks a pod, 4:1."""
     billed = bill_of_bench(bench_of(REFERENCE), P, W)
     assert billed.lines == rfabric(gpus=512, oversubscription=4).lines
+
+
+GENERATED: list[tuple[Generated, dict[str, Any]]] = [
+    (
+        Generated(fabric="rfabric", gpus=1024),
+        {"uplinks": 1024, "trunks": 1024, "oversubscription": 4},
+    ),
+    (
+        Generated(fabric="rfabric", gpus=1024, core_planes=0),
+        {"uplinks": 1024, "oversubscription": 4},
+    ),
+    (Generated(fabric="fat-tree", gpus=1024, oversubscription=2), {"oversubscription": 2}),
+    (Generated(fabric="rail-optimised", gpus=1024), {}),
+    (Generated(fabric="rail-only", gpus=1024), {}),
+    (Generated(fabric="topoopt", gpus=1024), {}),
+    (Generated(fabric="mixnet", gpus=1024), {"circuit_nics_per_server": 6}),
+    (Generated(fabric="ideal", gpus=1024), {}),
+]
+
+
+@pytest.mark.parametrize(("table", "numbers"), GENERATED)
+def test_a_generated_bench_is_billed_as_the_design_it_stands_for(
+    table: Generated, numbers: dict[str, Any]
+) -> None:
+    """MixNet's servers share out their NICs 2 to 6, as its authors' do."""
+    bench = expanded(Bench(name="b", world="simulated", generated=table))
+    assert bill_of_bench(bench, P, W) == bill(kind=table.fabric, **numbers)
+
+
+@pytest.mark.parametrize("fabric", ["rfabric", "fat-tree", "rail-optimised", "rail-only"])
+def test_a_design_with_tors_is_billed_alike_by_its_cables(fabric: Any) -> None:
+    bench = expanded(
+        Bench(name="b", world="simulated", generated=Generated(fabric=fabric, gpus=1024))
+    )
+    written = msgspec.structs.replace(bench, generated=None)
+    assert bill_of_bench(written, P, W).lines == bill_of_bench(bench, P, W).lines
+    with pytest.raises(UsageError, match="bench b: no table"):
+        network_of(written)
 
 
 def test_a_bench_is_billed_as_it_is_cabled() -> None:
