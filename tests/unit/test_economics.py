@@ -1,10 +1,8 @@
 """Bills and what performance costs: published figures to the printed digit, and what is refused.
 
 Quoted from MixNet (SIGCOMM'25) and its public calculator: the prices, which are in the file that
-ships; `COSTS`, `CELLS` and `PAPER` below; and what the calculator's formulas are. Its iteration
-times are not here. `SPEED`, the fat-tree's time over MixNet's, is worked out from the published
-cells, each divided by the cost ratio of its rate, so cells alone prove nothing of times: they show
-that bills are right, and by what divisor. Worked-out figures of two digits can be 0.01 off.
+ships; `COSTS`, `CELLS` and `PAPER` below; `SPEED`, quotients of its public iteration times; and what
+the calculator's formulas are. The times are taken as they are: nothing here verifies them.
 """
 
 from __future__ import annotations
@@ -57,11 +55,12 @@ CELLS = {
 }
 """MixNet's performance per network $, times the fat-tree's."""
 SPEED = {
-    "Mixtral 8x22B": (0.9446, 0.9941, 0.9697, 1.0123),
-    "Mixtral 8x7B": (0.9709, 0.9830, 1.0003, 0.9995),
-    "Llama-MoE": (0.7872, 0.8042, 0.8431, 0.8408),
-    "Qwen-MoE": (0.8265, 0.8545, 0.8868, 0.9480),
+    "Mixtral 8x22B": (0.9451, 0.9945, 0.9711, 1.0114),
+    "Mixtral 8x7B": (0.9688, 0.9828, 0.9993, 0.9990),
+    "Llama-MoE": (0.7849, 0.8025, 0.8418, 0.8392),
+    "Qwen-MoE": (0.8251, 0.8518, 0.8860, 0.9493),
 }
+"""Iteration time of the fat-tree over MixNet's, by the calculator's public table of times."""
 PAPER = (("1.2", "1.5"), ("1.4", "1.8"), ("1.9", "2.3"), ("2.0", "2.4"))
 
 
