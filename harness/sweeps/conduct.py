@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from harness.errors import Interrupted
 from harness.sweeps.grid import Cell, points_of
@@ -22,6 +23,13 @@ class Standing:
     failed: int
 
 
+class Made(NamedTuple):
+    """All rows of the cells, by key, whoever made them; and how far this shard has come."""
+
+    rows: Mapping[str, Row]
+    standing: Standing
+
+
 Watch = Callable[[Row | None, Standing], None]
 """Told of the beginning (no row), and of each row as it comes."""
 
@@ -36,8 +44,8 @@ def make_points(
     asked: bytes,
     retry_failed: bool = False,
     go_on: str = "",
-) -> Mapping[str, Row]:
-    """Make what is missing of a shard, and return all rows of these cells, by key.
+) -> Made:
+    """Make what is missing of a shard.
 
     `asked` is the sweep file, of which a copy is left; `go_on` is the command that goes on with
     what is left. Raises `UsageError` where the folder is taken, `Interrupted` at Ctrl-C.
@@ -62,8 +70,8 @@ def make_points(
 
         watch(None, standing())
         try:
-            with closing(executor.made(missing)) as made:
-                for row in made:
+            with closing(executor.made(missing)) as coming:
+                for row in coming:
                     file.add(row)
                     there[row.key] = rows[row.key] = row
                     watch(row, standing())
@@ -72,4 +80,4 @@ def make_points(
                 f"stopped; {len(there)} of {len(share)} points are kept in {folder.path}."
                 f" Go on with: {go_on}"
             ) from None
-    return rows
+    return Made(rows, standing())

@@ -26,6 +26,8 @@ MERITS: Mapping[str, str] = {
 SWITCHING = "switching_ms"
 Versus = list[tuple[Estimate, Result]]
 """A design over the best other one, and that one."""
+DETAIL = "  "
+"""How lines begin that tell places one by one."""
 SAME = 1e-9
 """Ratios that differ from 1 by less are a matter of how numbers are rounded."""
 
@@ -123,7 +125,7 @@ def _winners(results: Sequence[Result], merit: str) -> Iterator[str]:
         yield f"At {even} of {len(found)} places the first two cannot be told apart."
     yield ""
     for each in found:
-        yield f"  {spoken(each.place)}: {_told(each)}"
+        yield f"{DETAIL}{spoken(each.place)}: {_told(each)}"
 
 
 def _told(contest: Contest) -> str:
@@ -162,7 +164,7 @@ def _against_electrical(results: Sequence[Result], name: str) -> Iterator[str]:
         yield f"By {title}, of {places} places: {_score(won, lost, even)}."
         for versus, best in lost:
             where = spoken(best.place)
-            yield f"  loses at {where}: {told(versus)} x {best.design}"
+            yield f"{DETAIL}loses at {where}: {told(versus)} x {best.design}"
 
 
 def _score(won: Versus, lost: Versus, even: int) -> str:
@@ -186,17 +188,17 @@ def _slowest_switch(results: Sequence[Result], name: str, baseline: str) -> Iter
             switching_ms = float(ours.place[SWITCHING])
             gains.setdefault(spoken(rest) or "everywhere", []).append((switching_ms, gain))
     if not gains:
-        yield "  they meet nowhere"
+        yield f"{DETAIL}they meet nowhere"
     for where, found in gains.items():
         longest_ms = max(ms for ms, _ in found)
         pays = [(ms, gain) for ms, gain in found if gain.value > 1 and differs(gain)]
         if pays:
             ms, gain = max(pays, key=lambda each: each[0])
             limit = "the longest" if ms == longest_ms else f"of up to {longest_ms:g} ms"
-            yield f"  {where}: {ms:g} ms ({limit} asked), {told(gain)} x there"
+            yield f"{DETAIL}{where}: {ms:g} ms ({limit} asked), {told(gain)} x there"
         else:
             most = max((gain for _, gain in found), key=lambda gain: gain.value)
-            yield f"  {where}: it is ahead at no switching time asked, {told(most)} x at best"
+            yield f"{DETAIL}{where}: it is ahead at no switching time asked, {told(most)} x at best"
 
 
 # -- which divisor ---------------------------------------------------------------------------------
@@ -215,7 +217,7 @@ def _divisors(results: Sequence[Result]) -> Iterator[str]:
         f"alone at {len(apart)} of {len(network)} places."
     )
     for place in apart:
-        yield f"  {place}: {network[place]} by the network alone, {cluster[place]} with GPUs"
+        yield f"{DETAIL}{place}: {network[place]} by the network alone, {cluster[place]} with GPUs"
 
 
 def spoken(place: Place) -> str:

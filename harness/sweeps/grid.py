@@ -14,6 +14,7 @@ from harness.errors import BadFile, NothingRan
 from harness.model.load import load_scenario, load_workload
 from harness.model.workload import TraceWorkload
 from harness.sweeps.arm import with_arm
+from harness.sweeps.bench import file_tables
 from harness.sweeps.point import Point, Scalar, digest_of, our_version
 from harness.sweeps.sweep import DESIGN, Design, Rule, Sweep
 
@@ -98,7 +99,11 @@ def files_of(sweep: Sweep) -> dict[str, str]:
             with_arm(scenario, design.arm)
         except ValueError as error:
             raise BadFile(sweep.scenario, [f"{error} (design {name!r})"]) from error
-    named = [sweep.scenario, sweep.bench, sweep.calibration]
+    _, simulation = file_tables(sweep.bench)
+    calibration = sweep.calibration or simulation.calibration
+    if not calibration:
+        raise BadFile(sweep.bench, ["simulation.calibration: missing, and the sweep names none"])
+    named = [sweep.scenario, sweep.bench, calibration]
     if generation := scenario.generation:
         workload = load_workload(generation.workload)
         named += [generation.workload, generation.profile]

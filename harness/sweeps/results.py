@@ -82,7 +82,7 @@ def _result(sweep: Sweep, cell: Cell, rows: Mapping[str, Row], price: Price, gpu
     there = [row for point in cell.points if (row := rows.get(point.key)) is not None]
     for point in cell.points:
         row = rows.get(point.key)
-        values = _wanted(sweep, row)
+        values = shown(sweep, row)
         if isinstance(values, str):
             errors.append(f"seed {point.seed}: {values}")
         else:
@@ -114,7 +114,7 @@ def _result(sweep: Sweep, cell: Cell, rows: Mapping[str, Row], price: Price, gpu
     )
 
 
-def _wanted(sweep: Sweep, row: Row | None) -> dict[str, Value] | str:
+def shown(sweep: Sweep, row: Row | None) -> dict[str, Value] | str:
     """Return the metrics that are shown, as the sweep calls them; text: why there are none."""
     if row is None:
         return NOT_MADE

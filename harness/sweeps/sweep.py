@@ -108,6 +108,8 @@ def _problems(sweep: Sweep) -> Iterator[str]:
     for name in ("only", "skip"):
         for i, rule in enumerate(getattr(sweep, name)):
             yield from _rule_problems(sweep, rule, f"{name}[{i}]")
+    if not sweep.calibration and not sweep.bench:
+        yield "calibration: missing; name the file that simulations take their times from"
     if not sweep.seeds:
         yield "seeds: empty; give at least one, such as [1]"
     if len(set(sweep.seeds)) < len(sweep.seeds):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.model.metrics import parse_metric, quantities
 from harness.record.figures import DASH, figure, with_interval
@@ -146,7 +146,7 @@ def csv_text(table: Table) -> str:
     return out.getvalue()
 
 
-def json_value(table: Table) -> dict[str, object]:
+def json_value(table: Table) -> dict[str, Any]:
     """Return it as a value for JSON."""
     names = [column.name for column in table.columns]
     return {
