@@ -13,6 +13,10 @@ ranks in the order of their group and sizes as nccl-tests counts them (`harness.
 
 Hierarchical collectives reduce (or gather) under each ToR first; across ToRs goes one
 representative each, the same bytes as one rail per rank would send together.
+
+Who sends and gets is told by endpoints (`harness.fabric.endpoints`): a rank by its NIC, whoever
+acts for a whole node by the node. NCCL's rings have a channel for each NIC that ranks of theirs
+have on a node.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.errors import UsageError
+from harness.fabric.endpoints import Ends, Ints, ends_of
 from harness.fabric.topology import Topology
 from harness.model.layout import Layout
 from harness.model.scenario import Op
@@ -34,8 +38,8 @@ from harness.model.training.axes import Axis
 from harness.model.training.phase import Phase
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Backend = Literal["gloo", "nccl"]
+RINGS: tuple[Op, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,10 +106,10 @@ class Comm(NamedTuple):
 
 
 class Served(NamedTuple):
-    """One engine as it lies: degrees of one instance, and the node of each rank (TP fastest)."""
+    """One engine as it lies: degrees of one instance, and where each rank is (TP fastest)."""
 
     layout: Layout
-    nodes: tuple[str, ...]
+    endpoints: tuple[str, ...]
 
 
 # -- builders --------------------------------------------------------------------------------------
@@ -126,15 +130,16 @@ def total(topology: Topology, demands: Iterable[Demand], name: str) -> Demand:
 def of_moves(
     topology: Topology, moves: Iterable[tuple[str, str, float]], name: str = "moves"
 ) -> Demand:
-    """Return what (from node, to node, bytes) add up to: KV that migrates, shards that move.
+    """Return what (from, to, bytes) add up to: KV that migrates, shards that move.
 
-    Raises `UsageError` on a node that the bench has not, like all that take nodes here.
+    Raises `UsageError` on a node that the bench has not, like all that take endpoints here.
     """
     listed = list(moves)
-    froms = _tors_of(topology, [move[0] for move in listed])
-    tos = _tors_of(topology, [move[1] for move in listed])
+    ends = ends_of(topology, [*(move[0] for move in listed), *(move[1] for move in listed)])
+    here = np.arange(len(listed))
+    shares = np.array([move[2] for move in listed], np.float64)
     sent = np.zeros((len(topology.tors),) * 2)
-    np.add.at(sent, (froms, tos), [move[2] for move in listed])
+    _add(sent, ends, _Edges(here, here + len(listed), shares))
     return Demand(name, tuple(topology.tors), sent)
 
 
@@ -153,38 +158,45 @@ def of_collective(
     backend: Backend = "gloo",
     hierarchical: bool = False,
 ) -> Demand:
-    """Return what `groups` of ranks, each given by its node, send when all do `op`, `times` over.
+    """Return what `groups` of ranks, given by endpoints, send when all do `op`, `times` over.
 
     `size_bytes`: of one group, as nccl-tests counts a size. `send_recv` is its ring shift.
     """
     sent = np.zeros((len(topology.tors),) * 2)
     for group in groups:
-        tors = _tors_of(topology, group)
+        ends = ends_of(topology, group)
         if hierarchical:
-            _add_hierarchical(sent, op, tors)
+            _add_hierarchical(sent, op, ends)
         else:
-            _add(sent, tors, _edges(op, len(tors), backend))
+            _add_collective(sent, op, ends, backend)
     return Demand(op, tuple(topology.tors), sent * (size_bytes * times))
 
 
 def of_training(
     topology: Topology,
     phases: Sequence[Phase],
-    node_of_rank: Sequence[str] | Mapping[int, str],
+    place_of_rank: Sequence[str] | Mapping[int, str],
     *,
     backend: Backend = "gloo",
 ) -> tuple[Comm, ...]:
-    """Return the communications of a training step, in order; `send_recv` goes one way there."""
+    """Return the communications of a training step, in order; `send_recv` goes one way there.
+
+    `place_of_rank`: the endpoint of each.
+    """
     ranks = sorted({rank for phase in phases for group in phase.groups for rank in group})
-    tors = dict(zip(ranks, _tors_of(topology, [node_of_rank[r] for r in ranks]), strict=True))
+    row_of = {rank: row for row, rank in enumerate(ranks)}
+    ends = ends_of(topology, [place_of_rank[rank] for rank in ranks])
     names = tuple(topology.tors)
 
     @cache
     def of_one_byte(op: Op, groups: tuple[tuple[int, ...], ...]) -> Floats:
         sent = np.zeros((len(names),) * 2)
         for group in groups:
-            edges = _one_way() if op == "send_recv" else _edges(op, len(group), backend)
-            _add(sent, np.array([tors[rank] for rank in group]), edges)
+            of_group = ends.some([row_of[rank] for rank in group])
+            if op == "send_recv":
+                _add(sent, of_group, _one_way())
+            else:
+                _add_collective(sent, op, of_group, backend)
         return sent
 
     return tuple(
@@ -214,8 +226,8 @@ def of_layout(
     TP x DP ranks of a stage exchange `ep_bytes`. Ranks count TP fastest, then PP, then DP.
     """
     found = [nothing(topology, "")]
-    for layout, nodes in engines:
-        cube = np.array(nodes, object).reshape(layout.dp, layout.pp, layout.tp)
+    for layout, endpoints in engines:
+        cube = np.array(endpoints, object).reshape(layout.dp, layout.pp, layout.tp)
         rows = cube.reshape(-1, layout.tp).tolist()
         found.append(of_collective(topology, "all_reduce", rows, tp_bytes, backend=backend))
         hops = zip(cube[:, :-1].flat, cube[:, 1:].flat, strict=True)
@@ -268,12 +280,33 @@ def _each(froms: Ints, tos: Ints, share: float) -> _Edges:
     return _Edges(froms, tos, np.full(len(froms), share))
 
 
-def _add(sent: Floats, tors: Ints, edges: _Edges) -> None:
-    np.add.at(sent, (tors[edges.froms], tors[edges.tos]), edges.shares)
+# -- what goes from where to where -----------------------------------------------------------------
 
 
-def _add_hierarchical(sent: Floats, op: Op, tors: Ints) -> None:
-    """Add one group, given by the ToR of each rank: across ToRs go representatives, in order.
+def _add_collective(sent: Floats, op: Op, ends: Ends, backend: Backend) -> None:
+    """Add what one group of ranks sends, of a size of 1."""
+    ringed = backend == "nccl" and op in RINGS
+    _add(sent, ends.with_channels() if ringed else ends, _edges(op, len(ends.nodes), backend))
+
+
+def _add(sent: Floats, ends: Ends, edges: _Edges) -> None:
+    """Add what goes over these edges."""
+    froms, tos, shares = ends.between(edges.froms, edges.tos, edges.shares)
+    np.add.at(sent, (froms, tos), shares)
+
+
+def _add_hierarchical(sent: Floats, op: Op, ends: Ends) -> None:
+    """Add one group: each rail's share by itself, for nodes reduce (or gather) inside first."""
+    if op in ("all_to_all", "send_recv"):  # nothing is reduced or doubled that could be left out
+        _add(sent, ends, _edges(op, len(ends.nodes), "nccl"))
+        return
+    rails = ends.rails()
+    for tors in rails:
+        _add_representatives(sent, op, tors, 1 / len(rails))
+
+
+def _add_representatives(sent: Floats, op: Op, tors: Ints, share: float) -> None:
+    """Add a share of the size, for ranks given by their ToRs: representatives send it, in order.
 
     A ring of T of them passes each ToR's block, its ranks' share of the size, over all of its
     edges but one: gathered blocks not to where they began, reduced ones not beyond their end.
@@ -285,23 +318,10 @@ def _add_hierarchical(sent: Floats, op: Op, tors: Ints) -> None:
     blocks = np.array(list(ranks_under.values())) / len(tors)
     here = np.arange(len(over) if len(over) > 1 else 0)
     after = (here + 1) % max(1, len(over))
-    match op:
-        case "all_gather":
-            edges = _Edges(here, after, 1 - blocks[after])
-        case "reduce_scatter":
-            edges = _Edges(here, after, 1 - blocks[here])
-        case "broadcast" | "all_reduce":
-            edges = _edges(op, len(over), "nccl")
-        case "all_to_all" | "send_recv":  # nothing is reduced or doubled that could be left out
-            over, edges = tors, _edges(op, len(tors), "nccl")
-    _add(sent, over, edges)
-
-
-def _tors_of(topology: Topology, nodes: Sequence[str]) -> Ints:
-    """Return the index of each node's ToR."""
-    index = {tor: i for i, tor in enumerate(topology.tors)}
-    if unknown := next((node for node in nodes if node not in topology.nodes), None):
-        raise UsageError(
-            f"node {unknown!r} is not of this bench, whose nodes are {', '.join(topology.nodes)}"
-        )
-    return np.array([index[topology.nodes[node].tor] for node in nodes], np.int64)
+    if op == "all_gather":
+        edges = _Edges(here, after, 1 - blocks[after])
+    elif op == "reduce_scatter":
+        edges = _Edges(here, after, 1 - blocks[here])
+    else:
+        edges = _edges(op, len(over), "nccl")
+    np.add.at(sent, (over[edges.froms], over[edges.tos]), edges.shares * share)

@@ -3,9 +3,6 @@
 Built from a bench file, immutable, free of I/O. An *uplink* is one ToR port with a transmit and a
 receive fibre, a *trunk* a fibre pair between an aggregation switch and a core switch; a *link* is
 two uplinks joined by circuits, one each way, on one switch or through trunks and a core switch.
-
-An *endpoint* is where bytes come from or go to: ``n3/2``, NIC 2 of node n3, or ``n3``, the node as
-a whole, which shares them out to all of its NICs.
 """
 
 from __future__ import annotations

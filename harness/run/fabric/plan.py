@@ -108,10 +108,9 @@ def parts_of(
     size_bytes = weights_bytes(shape, spec.bytes_scale)
     sources = sources_of(trainers, tuple(receivers), step.sync)
     edges = edges_of(sources, tuple(receivers), step.sync)
-    node_of = {rank: node for node, ranks in training.ranks_of.items() for rank in ranks}
     phases = phases_without_samples(shape, spec.degrees, spec.bytes_scale)
     parts = (
-        train_part(topology, phases, node_of, layerwise=layerwise),
+        train_part(topology, phases, training.ranks_of, layerwise=layerwise),
         gather_part(topology, trainers, sources, size_bytes),
         sync_part(topology, edges, size_bytes),
     )

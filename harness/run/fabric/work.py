@@ -12,16 +12,28 @@ from harness.run.fabric.traffic import Part
 TRAIN, GATHER, SYNC = "train", "gather", "sync"
 
 
+def places_of(topology: Topology, ranks_of: Mapping[str, Sequence[int]]) -> dict[int, str]:
+    """Return the endpoint of each rank: the k-th of a node uses its GPU k."""
+    return {
+        rank: topology.nodes[node].endpoint(gpu)
+        for node, ranks in ranks_of.items()
+        for gpu, rank in enumerate(ranks)
+    }
+
+
 def train_part(
     topology: Topology,
     phases: Sequence[Phase],
-    node_of: Mapping[int, str],
+    ranks_of: Mapping[str, Sequence[int]],
     *,
     layerwise: bool,
     backend: Backend = "gloo",
 ) -> Part:
-    """Return a training step, as its phases announce it; as one communication, if not layerwise."""
-    comms = of_training(topology, phases, node_of, backend=backend)
+    """Return a training step, as its phases announce it; as one communication, if not layerwise.
+
+    `ranks_of`: the ranks of each node that trains.
+    """
+    comms = of_training(topology, phases, places_of(topology, ranks_of), backend=backend)
     if layerwise or not comms:
         return Part(TRAIN, comms)
     whole = total(topology, (comm.whole for comm in comms), TRAIN)

@@ -49,12 +49,10 @@ class StepTraffic:
         if fabric is None:
             yield
             return
-        ranks_of = self.trainees.ranks_of
-        node_of = {rank: node for node, ranks in ranks_of.items() for rank in ranks}
         self._train = train_part(
             self.session.bench.topology,
             phases,
-            node_of,
+            self.trainees.ranks_of,
             layerwise=self.session.scenario.fabric.layerwise,
             backend="nccl" if "nccl" in self.trainees.facts.get("backend", "") else "gloo",
         )
