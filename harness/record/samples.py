@@ -14,7 +14,7 @@ from typing import Any
 from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US
 from harness.model.busbw import algbw_gb_per_s, busbw_gb_per_s, max_of_ranks_ns
 from harness.model.documents import Event, Metric
-from harness.model.metrics import Quantity, Statistic, metric_name, quantities
+from harness.model.metrics import Quantity, Statistic, metric_name, parse_metric, quantities
 from harness.model.streams import STAGES, SWITCH_STAGES
 from harness.record.intervals import half_width, ratio_half_width
 from harness.record.rl_samples import rl_samples
@@ -44,13 +44,18 @@ OUTCOMES = ("switched", "refused", "rolled_back", "lost")
 
 def metrics_of(events: Iterable[Event]) -> dict[str, Metric]:
     """Return every metric that the events give, by name, sorted."""
+    return samples_of(events).metrics()
+
+
+def samples_of(events: Iterable[Event]) -> Samples:
+    """Return the samples of every metric that the events give."""
     samples, events = Samples(), list(events)
     for event in events:
         if take := TAKE.get(event.stream):
             take(samples, event.data)
     for base, labels, values in rl_samples(events):
         samples.add(base, labels, values, total=False)
-    return samples.metrics()
+    return samples
 
 
 class Samples:
@@ -80,6 +85,10 @@ class Samples:
                 self._values[base, name].append(value)
                 if bound is not None:
                     self._bounds[base, name].append(bound)
+
+    def values(self, name: str) -> list[float]:
+        """Return the samples of a metric, in the order they came; none: there is none."""
+        return list(self._values.get((parse_metric(name)[0], name), ()))
 
     def metrics(self) -> dict[str, Metric]:
         """Return all metrics, sorted by name."""

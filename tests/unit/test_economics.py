@@ -1,8 +1,8 @@
 """Bills and what performance costs: published figures to the printed digit, and what is refused.
 
 Quoted from MixNet (SIGCOMM'25) and its public calculator: the prices, which are in the file that
-ships; `COSTS`, `CELLS` and `PAPER` below; `SPEED`, quotients of its public iteration times; and what
-the calculator's formulas are. The times are taken as they are: nothing here verifies them.
+ships; `COSTS`, `CELLS` and `PAPER` below; `SPEED`, quotients of its public iteration times; and
+what the calculator's formulas are. The times are taken as they are: nothing here verifies them.
 """
 
 from __future__ import annotations
