@@ -29,11 +29,13 @@ NAMES = {
     "forecast": "remaining work: errors against simpler forecasts on all workloads; time",
     "planner": "the slow loop: time of a look at 64 instances; distance to the exact optimum",
     "circuits_planner": "circuits on matrices: time at 256 nodes x 32 planes; beside the optimum",
+    "fluid": "flows over shared links beside SimGrid: equal, and how much faster; the first run",
     "fabric_planner": "circuits on uplinks and trunks: time on large fabrics; beside the optimum",
     "fabric_cases": "the RL loop over every fabric, in several cases; needs root, half an hour",
     "fabric_decision": "one decision about circuits, the course of a step, a correction: time",
     "tors": "one apply by each ToR driver beside a bare ip; needs root",
     "two_tier_loss": "packets and goodput lost to changes of circuits across pods; needs root",
+    "nccl_tables": "collective times against public NCCL tables: sizes and GPU counts held out",
     "light": "map updates, dark times on packets, throughput, steering; needs root",
 }
 
