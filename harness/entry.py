@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import msgspec
@@ -39,6 +40,7 @@ from harness.fabric.topology import topology_of
 from harness.interrupts import Interrupts
 from harness.model.bench import Bench
 from harness.model.documents import SCHEMA, Document, RunSummary, Start
+from harness.model.load import load_scenario
 from harness.model.scenario import Engine, Scenario
 from harness.model.streams import STREAMS
 from harness.processes import ask_for_real_time, awake
@@ -46,7 +48,7 @@ from harness.record import store
 from harness.record.journal import Journal, is_closed
 from harness.record.summary import conclude, read_run, refresh
 from harness.run import custody, recovery
-from harness.run.asked import Asked, Simulation, load
+from harness.run.asked import Asked, Simulation, lay_out, load
 from harness.run.generation.asked import notes as generation_notes
 from harness.run.generation.calibrate import Calibrated, calibrate
 from harness.run.generation.calibration_asked import Wanted, load_calibration
@@ -104,6 +106,25 @@ def run_scenario(
     if resume is not None:
         asked = replace(asked, resume=_left_by(resume, runs_dir, asked.scenario))
     return _recorded(asked, runs_dir, progress)
+
+
+def simulate(
+    scenario_path: Path,
+    bench: Bench,
+    *,
+    seed: int | None = None,
+    overrides: Callable[[Scenario], Scenario] = lambda scenario: scenario,
+) -> RunSummary:
+    """Simulate a scenario, changed by `overrides`, on a bench of no file; nothing of it is kept.
+
+    Raises as `run_scenario` does.
+    """
+    scenario = overrides(load_scenario(scenario_path))
+    if seed is not None:
+        scenario = msgspec.structs.replace(scenario, seed=seed)
+    asked = lay_out(scenario, bench, scenario_path)
+    with TemporaryDirectory(prefix="harness-sim-") as runs:
+        return _recorded(asked, Path(runs), None)
 
 
 def _left_by(run: str, runs_dir: Path, scenario: Scenario) -> Path:

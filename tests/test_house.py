@@ -40,6 +40,7 @@ HARNESS_ROWS = (
     ("bench",),
     ("run",),
     ("record",),
+    ("worlds",),
     ("entry",),
     ("sweeps",),
     ("cli",),

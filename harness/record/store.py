@@ -85,9 +85,9 @@ class RunFolder:
 
 
 def create(
-    root: Path, clock: Clock, rng: random.Random, *, scenario: Path | None, bench: Path
+    root: Path, clock: Clock, rng: random.Random, *, scenario: Path | None, bench: Path | None
 ) -> RunFolder:
-    """Make a run folder with copies of the files, and point ``latest`` at it.
+    """Make a run folder with copies of the files there are, and point ``latest`` at it.
 
     Raises `UsageError` where folders cannot be made under `root` or a file cannot be copied.
     """
@@ -96,9 +96,9 @@ def create(
         folder = _new(root, clock, rng)
         for name in FOLDERS:
             (folder.path / name).mkdir()
-        if scenario is not None:
-            folder.scenario.write_bytes(scenario.read_bytes())
-        folder.bench.write_bytes(bench.read_bytes())
+        for file, copy in ((scenario, folder.scenario), (bench, folder.bench)):
+            if file is not None:
+                copy.write_bytes(file.read_bytes())
         _point(root / LATEST, folder.id)
     except OSError as error:
         raise UsageError(f"{error.filename or root}: {error.strerror}") from error

@@ -33,11 +33,12 @@ from harness.run.rl.asked import TrainingAsked, training_asked
 class Asked:
     """A scenario and a bench, loaded, checked against each other, and laid out.
 
-    `scenario_path` is None where no file asks, but the command line.
+    `scenario_path` is None where no file asks, but the command line; `bench_path` where a bench is
+    of no file, but one of a sweep.
     """
 
     scenario_path: Path | None
-    bench_path: Path
+    bench_path: Path | None
     scenario: Scenario
     bench: Bench
     topology: Topology
@@ -78,7 +79,22 @@ def load(
     bench = load_bench(bench_path)
     if simulation is not None:
         bench = _into_simulation(bench, bench_path)
-    figures = _figures(bench, bench_path, simulation) if bench.world == "simulated" else None
+    return lay_out(scenario, bench, scenario_path, bench_path, simulation)
+
+
+def lay_out(
+    scenario: Scenario,
+    bench: Bench,
+    scenario_path: Path,
+    bench_path: Path | None = None,
+    simulation: Simulation | None = None,
+) -> Asked:
+    """Check a scenario and a bench against each other; paths say where each is from.
+
+    Raises as `load` does, for the files that these name.
+    """
+    named = bench_path or Path(bench.name)
+    figures = _figures(bench, named, simulation) if bench.world == "simulated" else None
     scenario, files = filled(scenario, bench), None
     if scenario.generation is not None:
         here = bench.launcher != "manual"
