@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from labour_world import ask, ask_all, virtually, world
 from msgspec.structs import replace
 
-from harness.bench.simulated.exchange import exchange_of
 from harness.bench.simulated.training import Busy, NotOpen, Training
 from harness.bench.simulated.world import World
 from harness.clock import NS_PER_MS, NS_PER_S
@@ -26,6 +25,7 @@ from harness.model.training.axes import place_of
 from harness.model.training.schedule import Where
 from harness.model.training.step import step_of
 from harness.model.training.trainer import TrainerSpec, flops_per_s
+from harness.rlsim.collectives import gloo, time_ns
 from harness.wire.messages import Failure
 from harness.wire.training import (
     CloseTraining,
@@ -118,24 +118,26 @@ def one_step(asked: TrainerSpec, of: World) -> tuple[Pod, int, list[Trained], li
     return virtually(test())
 
 
+def where(rank: int, asked: TrainerSpec) -> Where:
+    place = place_of(rank, asked.degrees)
+    return place.pp, place.dp
+
+
 def reckoned_ns(pod: Pod) -> float:
     """The time of a step, phase by phase and one time after the other, in the plan's order."""
     figures, plan = pod.world.figures, step_of(pod.spec, PROFILE, TOKENS).schedule
+    joined = gloo(figures.collectives, nics=1, nic_gb_per_s=1.0)
     per_ns = flops_per_s(pod.spec, PROFILE) / 1.25 / 1e9
     free: dict[Where, float] = {}
     for phase, flops in plan.moves:
         for group in phase.groups:
-            places = [place_of(rank, pod.spec.degrees) for rank in group]
-            squads = [(place.pp, place.dp) for place in places]
-            names = tuple(f"n{rank // pod.each}" for rank in group)
-            sent = exchange_of(figures, phase.op, [names], phase.bytes)
-            if phase.op == "send_recv":  # one way: no shift back to the first
-                sent = sent._replace(flows=sent.flows[:1])
-            wire_ns = sum(flow.bytes for flow in sent.flows if flow.source == names[0])
+            squads = [where(rank, pod.spec) for rank in group]
+            places = [(f"n{rank // pod.each}", rank % pod.each) for rank in group]
+            one_way = phase.op == "send_recv"
+            alone_ns = time_ns(phase.op, phase.bytes, places, joined, one_way=one_way)
             for _ in range(phase.times):
                 ready = [free.get(s, 3e6) + flops[s] / phase.times / per_ns for s in squads]
-                end = max(ready) + 70_000 + sent.fixed_ns + wire_ns
-                free |= dict.fromkeys(squads, end)
+                free |= dict.fromkeys(squads, max(ready) + 70_000 + alone_ns)
     ends = [free.get(s, 3e6) + flops / per_ns for s, flops in plan.after.items()]
     return max([*free.values(), *ends])
 
@@ -169,13 +171,7 @@ def test_stages_work_at_the_same_time_while_the_pipeline_fills_and_drains() -> N
 def test_ranks_of_one_node_wait_for_each_other_and_not_for_the_network() -> None:
     asked = spec("TP4")
     pod, took_ns, _, _ = one_step(asked, world(1, **FIGURES))
-    plan = step_of(asked, PROFILE, TOKENS).schedule
-    per_ns = flops_per_s(asked, PROFILE) / 1.25 / 1e9
-    wanted_ns = 3e6 + plan.after.get((0, 0), 0.0) / per_ns
-    for phase, flops in plan.moves:
-        fixed_ns = exchange_of(pod.world.figures, phase.op, [("n0",) * 4], phase.bytes).fixed_ns
-        wanted_ns += flops[0, 0] / per_ns + phase.times * (70_000 + fixed_ns)
-    assert took_ns == pytest.approx(wanted_ns, rel=1e-6)
+    assert took_ns == pytest.approx(reckoned_ns(pod), rel=1e-6)
     assert pod.world.network.carried == []  # type: ignore[attr-defined]  # it is `Wires`
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeVar
 from zlib import crc32
 
-from harness.bench.simulated.exchange import Exchange, Group, exchange_of, handing_on
+from harness.bench.simulated.exchange import Exchange, Exchanges, Stage, interconnect_of
 from harness.bench.simulated.foretold import Foretold
 from harness.bench.simulated.march import March, Took
 from harness.bench.simulated.muster import Muster
@@ -29,8 +29,8 @@ from harness.wire.training import OpenTraining, PhaseHappened, Trained
 
 T = TypeVar("T")
 
-Team = tuple[tuple[Where, ...], tuple[Group, ...]]
-"""Squads that wait for each other in a phase, and the nodes of each of their groups."""
+Team = tuple[tuple[Where, ...], Members]
+"""Squads that wait for each other in a phase, and their groups of ranks."""
 
 
 class Gathered(NamedTuple):
@@ -51,9 +51,10 @@ class Crew:
         """By node."""
         self._world, self._key = world, _key(asked)
         self._flops_per_s = flops_per_s(spec, self.profile)
+        self._interconnect = interconnect_of(world, self.profile.gpu.name)
         self._layers = layer_words(self.profile.shape, spec.bytes_scale)
         self._planned: tuple[tuple[int, ...], Step] | None = None
-        self._teams: dict[Members, tuple[Team, ...]] = {}
+        self._teams: dict[Members, list[Team]] = {}
         self._version = 0
         """Of the step under way."""
         places = (place_of(rank, spec.degrees) for rank in range(spec.degrees.ranks))
@@ -85,7 +86,7 @@ class Crew:
         """By squad: how much longer its slowest node computes than the profile says."""
         nodes, share = self._world.bench.nodes, self._world.figures.training.compute_share.value
         slowest: dict[Where, float] = {}
-        for squad, node in zip(self._squad_of, self.muster.node_of, strict=True):
+        for squad, (node, _) in zip(self._squad_of, self.muster.places, strict=True):
             speed = getattr(nodes[node], "speed", 1.0)
             slowest[squad] = max(slowest.get(squad, 0.0), share / speed)
         return slowest
@@ -113,13 +114,8 @@ class Crew:
         async def march() -> dict[Where, Took]:
             self._version = version
             lead_s = self._world.figures.training.step_fixed_s.value
-            going = March(
-                self,
-                self.plan(tokens).schedule,
-                network=self._world.network,
-                clock=self._world.clock,
-                lead_ns=round(lead_s * NS_PER_S),
-            )
+            self._exchanges = Exchanges(self._world, self._interconnect, self.muster.places)
+            going = March(self._world, self, self.plan(tokens).schedule, round(lead_s * NS_PER_S))
             return await going.run(self._slowness)
 
         return await self._together("step", march)
@@ -153,23 +149,20 @@ class Crew:
 
     def teams(self, phase: Phase) -> Iterator[tuple[tuple[Where, ...], Exchange]]:
         """Yield squads that wait for each other in a phase, and what one time of it takes."""
-        figures = self._world.figures
-        finding_ns = round(figures.training.phase_us.value * NS_PER_US)
-        if phase.groups not in self._teams:
-            self._teams[phase.groups] = tuple(self._found_teams(phase.groups))
-        for squads, groups in self._teams[phase.groups]:
-            if phase.op == "send_recv":
-                found = handing_on(figures, groups, phase.bytes)
-            else:
-                found = exchange_of(figures, phase.op, groups, phase.bytes)
-            yield squads, Exchange(finding_ns + found.fixed_ns, found.flows)
+        finding_ns = round(self._world.figures.training.phase_us.value * NS_PER_US)
+        one_way = phase.op == "send_recv"
+        for squads, groups in self._teams_of(phase.groups):
+            found = self._exchanges.of(phase.op, groups, phase.bytes, one_way=one_way)
+            yield squads, Exchange((Stage(finding_ns, 0, ()), *found.stages))
 
-    def _found_teams(self, groups: Members) -> Iterator[Team]:
-        together: dict[tuple[Where, ...], list[Group]] = defaultdict(list)
-        for ranks in groups:
-            squads = tuple(dict.fromkeys(self._squad_of[rank] for rank in ranks))
-            together[squads].append(tuple(self.muster.node_of[rank] for rank in ranks))
-        yield from ((squads, tuple(nodes)) for squads, nodes in together.items())
+    def _teams_of(self, groups: Members) -> Sequence[Team]:
+        if groups not in self._teams:
+            together: dict[tuple[Where, ...], list[tuple[int, ...]]] = defaultdict(list)
+            for ranks in groups:
+                squads = tuple(dict.fromkeys(self._squad_of[rank] for rank in ranks))
+                together[squads].append(ranks)
+            self._teams[groups] = [(squads, tuple(parts)) for squads, parts in together.items()]
+        return self._teams[groups]
 
     def tell(self, squad: Where, index: int, phase: Phase, begin_ns: int, end_ns: int) -> None:
         """Have the phase told by the lowest rank of each node, if it is of this squad."""
@@ -213,7 +206,7 @@ class Crew:
         async def gathering() -> Gathered:
             begin_ns = clock.now_ns()
             await self._world.takes(self._world.figures.sync.gather_fixed_s)
-            there = [self.muster.node_of[writer] for writer in writers]
+            there = [self.muster.places[writer][0] for writer in writers]
             flows = [Flow(n, to, held[n]) for to in there for n in held if n != to]
             await self._world.network.carry(flows)
             return Gathered(begin_ns, clock.now_ns())

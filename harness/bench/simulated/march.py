@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from harness.bench.simulated.exchange import Exchange
-from harness.bench.simulated.world import Network
-from harness.clock import Clock
+from harness.bench.simulated.exchange import Exchange, carried
+from harness.bench.simulated.world import World
 from harness.model.training.phase import Phase
 from harness.model.training.schedule import Schedule, Where
 
@@ -58,12 +57,9 @@ class _Part:
 class March:
     """One step, from now on; `lead_ns` passes before anything else does."""
 
-    def __init__(
-        self, terms: Terms, schedule: Schedule, *, network: Network, clock: Clock, lead_ns: int
-    ) -> None:
-        self._terms, self._schedule = terms, schedule
-        self._network, self._clock = network, clock
-        self._begin_ns = clock.now_ns()
+    def __init__(self, world: World, terms: Terms, schedule: Schedule, lead_ns: int) -> None:
+        self._world, self._terms, self._schedule = world, terms, schedule
+        self._begin_ns = world.clock.now_ns()
         self._free_ns: dict[Where, int] = {}
         """When each squad is done with what it has done so far."""
         self._computed_ns: dict[Where, int] = {}
@@ -80,7 +76,7 @@ class March:
             self._go_on(self._free_ns)
         for squad, flops in self._schedule.after.items():
             self._compute(squad, self._terms.compute_ns(squad, flops))
-        await self._until(max(self._free_ns.values()))
+        await self._world.clock.sleep_ns(max(self._free_ns.values()) - self._world.clock.now_ns())
         return {squad: self._took(squad) for squad in self._free_ns}
 
     def _took(self, squad: Where) -> Took:
@@ -121,23 +117,21 @@ class March:
             if len(part.ready_ns) < len(part.gaps_ns):
                 continue
             all_ready_ns = max(part.ready_ns.values())
-            if part.exchange.flows:
-                self._carrying.create_task(self._carry(part, all_ready_ns))
-            else:
-                self._end(part, all_ready_ns)
+            if part.exchange.is_local:
+                self._end(part, all_ready_ns + part.phase.times * part.exchange.local_ns)
                 free += part.gaps_ns
+            else:
+                self._carrying.create_task(self._carry(part, all_ready_ns))
 
     async def _carry(self, part: _Part, at_ns: int) -> None:
         """Send what a part sends, from `at_ns` on; then let its squads go on."""
-        await self._until(at_ns)
-        await self._network.carry(part.exchange.repeated(part.phase.times))
-        self._end(part, self._clock.now_ns())
+        self._end(part, await carried(self._world, part.exchange, at_ns, part.phase.times))
         self._go_on(part.gaps_ns)
 
-    def _end(self, part: _Part, carried_ns: int) -> None:
-        """End a part whose bytes have arrived: what is left is the time that nothing is sent."""
-        times, longest_ns = part.phase.times, max(part.gaps_ns.values())
-        end_ns = carried_ns + times * part.exchange.fixed_ns + (times - 1) * longest_ns
+    def _end(self, part: _Part, exchanged_ns: int) -> None:
+        """End a part, all of whose exchanges are reckoned; computing between them is not yet."""
+        times = part.phase.times
+        end_ns = exchanged_ns + (times - 1) * max(part.gaps_ns.values())
         for squad, gap_ns in part.gaps_ns.items():
             ready_ns = part.ready_ns[squad]
             self._free_ns[squad] = end_ns
@@ -148,7 +142,3 @@ class March:
     def _compute(self, squad: Where, duration_ns: int) -> None:
         self._free_ns[squad] += duration_ns
         self._computed_ns[squad] += duration_ns
-
-    async def _until(self, at_ns: int) -> None:
-        if (left_ns := at_ns - self._clock.now_ns()) > 0:
-            await self._clock.sleep_ns(left_ns)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from functools import cached_property
 
+from harness.rlsim.hops import Place
+
 
 class Muster:
     """One world of ranks; `ranks_of` by node, in the order in which they came."""
@@ -30,7 +32,11 @@ class Muster:
             raise
 
     @cached_property
-    def node_of(self) -> list[str]:
-        """Each rank's node, once all have come."""
-        nodes = {rank: node for node, ranks in self.ranks_of.items() for rank in ranks}
-        return [nodes[rank] for rank in range(self.world_size)]
+    def places(self) -> list[Place]:
+        """Each rank's node and its number there, which is its GPU's, once all have come."""
+        found = {
+            rank: (node, gpu)
+            for node, ranks in self.ranks_of.items()
+            for gpu, rank in enumerate(ranks)
+        }
+        return [found[rank] for rank in range(self.world_size)]
