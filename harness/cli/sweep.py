@@ -154,12 +154,21 @@ def _tell(asked: Sweep, results: Sequence[Result], folder: Folder, *, as_json: b
         if as_json:
             print_json(outcome)
         else:
-            plainly = [line for line in outcome.conclusions if not line.startswith(DETAIL)]
+            plainly = _plainly(outcome.conclusions)
             written = ["written:", *map(str, files)]
             failed = ["failed points:", *outcome.failed, ""] if outcome.failed else []
             parts = ["", *text_lines(asked, results), "", *plainly, "", *failed, *written]
             click.echo("\n".join(parts))
     return ExitCode.FAILED if outcome.failed else ExitCode.PASSED
+
+
+def _plainly(conclusions: Sequence[str]) -> Iterator[str]:
+    """Yield them without what is told place by place; the file has that, too."""
+    before = ""
+    for line in conclusions:
+        if not line.startswith(DETAIL) and (line or before):
+            yield line
+            before = line
 
 
 class Telling:

@@ -8,13 +8,14 @@ that is said. A bound (an ideal switch) is compared with, but wins nothing: it c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from harness.sweeps.grid import Place
+from harness.sweeps.point import Scalar
 from harness.sweeps.results import Estimate, Result, at, by_place, ratio
 from harness.sweeps.sweep import Sweep
-from harness.sweeps.table import told, unit_of
+from harness.sweeps.table import COUNT, NAME, RATIO, SAME, stem_of, told, unit_of
 
 MERITS: Mapping[str, str] = {
     "performance": "performance itself",
@@ -26,10 +27,11 @@ MERITS: Mapping[str, str] = {
 SWITCHING = "switching_ms"
 Versus = list[tuple[Estimate, Result]]
 """A design over the best other one, and that one."""
+Values = dict[str, tuple[Scalar, ...]]
+"""By axis: several places in one."""
 DETAIL = "  "
 """How lines begin that tell places one by one."""
-SAME = 1e-9
-"""Ratios that differ from 1 by less are a matter of how numbers are rounded."""
+NO_UNITS = (COUNT, NAME, RATIO)
 
 
 class Contest(NamedTuple):
@@ -51,8 +53,7 @@ def conclusions(sweep: Sweep, results: Sequence[Result]) -> list[str]:
         lines += ["", f"## {name} against the best electrical design", ""]
         lines += _against_electrical(results, name)
         if SWITCHING in sweep.axes and SWITCHING not in sweep.designs[name].ignores:
-            lines += ["", f"How slow {name} may switch before it falls behind {sweep.baseline}:"]
-            lines += _slowest_switch(results, name, sweep.baseline)
+            lines += ["", *_slowest_switch(results, name, sweep.baseline)]
     lines += ["", "## Which divisor", "", *_divisors(results)]
     return lines
 
@@ -124,8 +125,7 @@ def _winners(results: Sequence[Result], merit: str) -> Iterator[str]:
     if even := len(found) - wins.total():
         yield f"At {even} of {len(found)} places the first two cannot be told apart."
     yield ""
-    for each in found:
-        yield f"{DETAIL}{spoken(each.place)}: {_told(each)}"
+    yield from together((each.place, _told(each)) for each in found)
 
 
 def _told(contest: Contest) -> str:
@@ -162,9 +162,9 @@ def _against_electrical(results: Sequence[Result], name: str) -> Iterator[str]:
             yield f"By {title}: nothing to compare."
             continue
         yield f"By {title}, of {places} places: {_score(won, lost, even)}."
-        for versus, best in lost:
-            where = spoken(best.place)
-            yield f"{DETAIL}loses at {where}: {told(versus)} x {best.design}"
+        yield from together(
+            (best.place, f"loses, {told(versus)} x {best.design}") for versus, best in lost
+        )
 
 
 def _score(won: Versus, lost: Versus, even: int) -> str:
@@ -179,7 +179,7 @@ def _score(won: Versus, lost: Versus, even: int) -> str:
 
 
 def _slowest_switch(results: Sequence[Result], name: str, baseline: str) -> Iterator[str]:
-    """Yield, for each place but for its switching time, the longest that still pays."""
+    """Yield, for places all alike but for the switching time, the longest that still pays."""
     gains: dict[str, list[tuple[float, Estimate]]] = {}
     for there in by_place(results):
         ours, theirs = at(there, name), at(there, baseline)
@@ -187,18 +187,29 @@ def _slowest_switch(results: Sequence[Result], name: str, baseline: str) -> Iter
             rest = {axis: value for axis, value in ours.place.items() if axis != SWITCHING}
             switching_ms = float(ours.place[SWITCHING])
             gains.setdefault(spoken(rest) or "everywhere", []).append((switching_ms, gain))
-    if not gains:
-        yield f"{DETAIL}they meet nowhere"
-    for where, found in gains.items():
-        longest_ms = max(ms for ms, _ in found)
-        pays = [(ms, gain) for ms, gain in found if gain.value > 1 and differs(gain)]
-        if pays:
-            ms, gain = max(pays, key=lambda each: each[0])
-            limit = "the longest" if ms == longest_ms else f"of up to {longest_ms:g} ms"
-            yield f"{DETAIL}{where}: {ms:g} ms ({limit} asked), {told(gain)} x there"
+    longest = {where: _last_ahead(found) for where, found in gains.items()}
+    counts = Counter(
+        "never" if best is None else f"up to {best[0]:g} ms" for best in longest.values()
+    )
+    score = ", ".join(f"{limit} at {count}" for limit, count in counts.items())
+    yield f"Ahead of {baseline}, by switching time, at {len(longest)} places: {score or 'nowhere'}."
+    for where, best in longest.items():
+        if best is None:
+            most = max((gain for _, gain in gains[where]), key=lambda gain: gain.value)
+            yield f"{DETAIL}{where}: never, {told(most)} x at best"
         else:
-            most = max((gain for _, gain in found), key=lambda gain: gain.value)
-            yield f"{DETAIL}{where}: it is ahead at no switching time asked, {told(most)} x at best"
+            asked_ms = max(ms for ms, _ in gains[where])
+            yield f"{DETAIL}{where}: up to {best[0]:g} of {asked_ms:g} ms, {told(best[1])} x there"
+
+
+def _last_ahead(gains: list[tuple[float, Estimate]]) -> tuple[float, Estimate] | None:
+    """Return the longest switching time up to which every one asked pays; None: not the first."""
+    last = None
+    for switching_ms, gain in sorted(gains, key=lambda each: each[0]):
+        if gain.value <= 1 or not differs(gain):
+            break
+        last = (switching_ms, gain)
+    return last
 
 
 # -- which divisor ---------------------------------------------------------------------------------
@@ -206,32 +217,48 @@ def _slowest_switch(results: Sequence[Result], name: str, baseline: str) -> Iter
 
 def _divisors(results: Sequence[Result]) -> Iterator[str]:
     """Yield where the network alone and the whole cluster name different winners."""
-    network = {spoken(c.place): c.first.design for c in contests(results, "per_network_usd")}
-    cluster = {spoken(c.place): c.first.design for c in contests(results, "per_usd")}
-    if not network:
+    network, cluster = contests(results, "per_network_usd"), contests(results, "per_usd")
+    both = [(one, other) for one, other in zip(network, cluster, strict=True)]
+    if not both:
         yield "No design has a price."
         return
-    apart = [place for place, design in network.items() if cluster.get(place) != design]
+    apart = [(one, other) for one, other in both if one.first.design != other.first.design]
     yield (
-        f"With GPUs in the divisor, another design is the first than with the network's price "
-        f"alone at {len(apart)} of {len(network)} places."
+        "With GPUs in the divisor, another design is the first than with the network's price "
+        f"alone at {len(apart)} of {len(both)} places."
     )
-    for place in apart:
-        yield f"{DETAIL}{place}: {network[place]} by the network alone, {cluster[place]} with GPUs"
+    yield from together(
+        (one.place, f"{one.first.design} by the network alone, {other.first.design} with GPUs")
+        for one, other in apart
+    )
 
 
 def spoken(place: Place) -> str:
     """Write a place: ``gpus 1024, link 400 Gbit/s``."""
-    return ", ".join(_one(axis, value) for axis, value in place.items())
+    return ", ".join(_axis(axis, (value,)) for axis, value in place.items())
 
 
-def _one(axis: str, value: object) -> str:
+def _axis(axis: str, values: Sequence[Scalar]) -> str:
     unit = unit_of(axis)
-    shown = f"{value:g}" if isinstance(value, float) else str(value)
-    if unit in ("count", "name", "ratio"):
-        return f"{axis.replace('_', ' ')} {shown}"
-    stem = axis.removesuffix("_gbit_per_s").removesuffix(f"_{unit}")
-    return f"{stem.replace('_', ' ')} {shown} {unit}"
+    shown = "/".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+    return f"{stem_of(axis)} {shown}{'' if unit in NO_UNITS else f' {unit}'}"
+
+
+def together(said: Iterable[tuple[Place, str]]) -> Iterator[str]:
+    """Yield a line for each thing said, those of places that differ in one axis as one."""
+    merged: list[tuple[Values, str]] = [
+        ({axis: (value,) for axis, value in place.items()}, text) for place, text in said
+    ]
+    for axis in reversed(merged[0][0]) if merged else ():
+        alike: dict[object, tuple[Values, str]] = {}
+        for place, text in merged:
+            rest = (text, *(found for other, found in place.items() if other != axis))
+            before, _ = alike.get(rest, ({**place, axis: ()}, text))
+            alike[rest] = ({**before, axis: (*before[axis], *place[axis])}, text)
+        merged = list(alike.values())
+    for place, text in merged:
+        where = ", ".join(_axis(axis, found) for axis, found in place.items())
+        yield f"{DETAIL}{where}: {text}"
 
 
 def _percent(lead: float) -> str:

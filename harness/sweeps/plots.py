@@ -16,7 +16,7 @@ from harness.sweeps.grid import Place
 from harness.sweeps.point import Scalar
 from harness.sweeps.results import Estimate, Result, at, by_place, ratio
 from harness.sweeps.sweep import Sweep
-from harness.sweeps.table import MILLION, unit_of, unit_of_metric
+from harness.sweeps.table import MILLION, stem_of, unit_of, unit_of_metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +28,7 @@ DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1
 STYLE: Any = {
     "svg.hashsalt": "harness",
     "svg.fonttype": "none",
+    "text.parse_math": False,  # a dollar is a dollar
     "font.size": 9.0,
     "axes.grid": True,
     "grid.alpha": 0.3,
@@ -95,17 +96,27 @@ def _panels(results: Sequence[Result], axis: str) -> dict[Scalar | None, list[Re
 def _throughput_by_scale(sweep: Sweep, results: Sequence[Result]) -> Figure | None:
     title = f"{sweep.performance} by scale"
     label = f"{sweep.performance} [{unit_of_metric(sweep.performance)}]"
-    return _lines(
-        sweep,
-        results,
-        (SCALE, RATE),
-        title=title,
-        label=label,
-        along=lambda result: result.performance,
+    figure = _lines(
+        sweep, results, (SCALE, RATE), title=title, label=label, along=lambda one: one.performance
     )
+    for axes in figure.axes if figure else ():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+    return figure
+
+
+def _gain_by_scale(sweep: Sweep, results: Sequence[Result]) -> Figure | None:
+    return _gain(sweep, results, (SCALE, RATE), "Gain by scale")
 
 
 def _gain_by_switching(sweep: Sweep, results: Sequence[Result]) -> Figure | None:
+    return _gain(sweep, results, (SWITCHING, RATE), "Gain by switching time")
+
+
+def _gain(
+    sweep: Sweep, results: Sequence[Result], axes_of: tuple[str, str], title: str
+) -> Figure | None:
+    """Draw how many times the baseline's performance designs have."""
     baseline = {
         tuple(there[0].place.values()): at(there, sweep.baseline) for there in by_place(results)
     }
@@ -114,8 +125,8 @@ def _gain_by_switching(sweep: Sweep, results: Sequence[Result]) -> Figure | None
         over = baseline[tuple(result.place.values())]
         return ratio(result, over) if over else None
 
-    title, label = "Gain by switching time", f"{sweep.performance} over {sweep.baseline} [ratio]"
-    figure = _lines(sweep, results, (SWITCHING, RATE), title=title, label=label, along=gain)
+    label = f"{sweep.performance} over {sweep.baseline} [ratio]"
+    figure = _lines(sweep, results, axes_of, title=title, label=label, along=gain)
     for axes in figure.axes if figure else ():
         axes.axhline(1.0, color="black", linewidth=0.8)
     return figure
@@ -148,7 +159,7 @@ def _cost_by_performance(sweep: Sweep, results: Sequence[Result]) -> Figure | No
     there = slice_of([result for result in results if result.bill], free)
     if not there.results:
         return None
-    figure, (axes,) = _figure(1, width=1.9)
+    figure, (axes,) = _figure(1)
     for index, name in enumerate(sweep.designs):
         points = [_spot(result) for result in there.results if result.design == name]
         if points:
@@ -162,9 +173,14 @@ def _cost_by_performance(sweep: Sweep, results: Sequence[Result]) -> Figure | No
         label="Pareto front",
         zorder=0,
     )
+    rates = {_spot(result): result.place.get(RATE) for result in there.results}
+    for spot in front:
+        if rates[spot] is not None:
+            said = f"{rates[spot]:g} {unit_of(RATE)}"
+            axes.annotate(said, spot, (0, 7), textcoords="offset points", ha="center", fontsize=7)
     axes.set_xlabel("network [M$]")
     axes.set_ylabel(f"{sweep.performance} [{unit_of_metric(sweep.performance)}]")
-    varied = ", ".join(axis.replace("_", " ") for axis in free)
+    varied = ", ".join(map(stem_of, free))
     return _finished(figure, axes, f"Cost and performance, by {varied}", there.held)
 
 
@@ -185,6 +201,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 PLOTS: Mapping[str, Callable[[Sweep, Sequence[Result]], Figure | None]] = {
     "throughput-by-scale": _throughput_by_scale,
+    "gain-by-scale": _gain_by_scale,
     "cost-by-performance": _cost_by_performance,
     "gain-by-switching": _gain_by_switching,
     "worth-by-rate": _worth_by_rate,
@@ -245,19 +262,19 @@ def _draw_lines(sweep: Sweep, axes: Axes, results: Sequence[Result], x: str, alo
     values = sorted({float(result.place[x]) for result in results})
     axes.set_xticks(values, [f"{value:g}" for value in values])
     axes.minorticks_off()
-    stem = x.removesuffix("_gbit_per_s").removesuffix("_ms").replace("_", " ")
-    axes.set_xlabel(f"{stem} [{unit_of(x)}]")
+    axes.set_xlabel(f"{stem_of(x)} [{unit_of(x)}]")
 
 
 def _look(index: int) -> dict[str, Any]:
     return {"marker": MARKERS[index % len(MARKERS)], "color": f"C{index % 10}"}
 
 
-def _figure(panels: int, width: float = 1.0) -> tuple[Figure, list[Axes]]:
+def _figure(panels: int) -> tuple[Figure, list[Axes]]:
+    """Return so many panels side by side, and room for a legend below them."""
     from matplotlib.figure import Figure as Empty  # noqa: PLC0415
 
     across, high = PANEL_INCHES
-    figure = Empty(figsize=(across * panels * width, high + 0.9), layout="constrained")
+    figure = Empty(figsize=(across * max(2, panels), high + 0.9), layout="constrained")
     grid = figure.subplots(1, panels, squeeze=False)
     return figure, list(grid[0])
 

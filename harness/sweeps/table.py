@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from harness.model.metrics import parse_metric, quantities
-from harness.record.figures import DASH, figure, with_interval
+from harness.record.figures import DASH, bound_only, figure, with_interval
 from harness.rlsim.economics import aligned
 from harness.sweeps.results import Estimate, Result, at, by_place, ratio
 from harness.sweeps.sweep import Sweep
@@ -30,6 +30,9 @@ ENDINGS = {
 }
 """How the name of an axis ends, and the unit that says; any other is a count."""
 MILLION, THOUSAND = 1e6, 1e3
+SAME = 1e-9
+"""A share of a value that is a matter of how numbers are rounded."""
+FOUR_DIGITS = 1e-3
 WORTH = {
     "per_network_usd": ("per_network_musd", "M$", MILLION),
     "per_usd": ("per_cluster_musd", "M$", MILLION),
@@ -57,6 +60,14 @@ def unit_of(axis: str) -> str:
     """Return the unit of an axis, by its name."""
     fits = [ending for ending in ENDINGS if axis == ending or axis.endswith(f"_{ending}")]
     return ENDINGS[max(fits, key=len)] if fits else COUNT
+
+
+def stem_of(axis: str) -> str:
+    """Return the name of an axis without its unit, for a reader."""
+    unit = unit_of(axis)
+    fits = [f"_{ending}" for ending, of in ENDINGS.items() if of == unit]
+    longest = max((end for end in fits if axis.endswith(end)), key=len, default="")
+    return axis.removesuffix(longest).replace("_", " ")
 
 
 def unit_of_metric(metric: str) -> str:
@@ -165,7 +176,7 @@ def text_lines(sweep: Sweep, results: Sequence[Result]) -> list[str]:
         Column("gain", f"x {sweep.baseline}"),
         Column("network", "M$"),
         Column("with GPUs", "M$"),
-        *(Column("per", f"network {of}" if "network" in name else f"{of} with GPUs")
+        *(Column(f"{unit} per", f"network {of}" if "network" in name else f"{of} with GPUs")
           for name, of, _ in WORTH.values()),
         Column("", ""),
     ]  # fmt: skip
@@ -194,5 +205,10 @@ def _text_row(sweep: Sweep, result: Result, baseline: Result | None) -> tuple[st
 
 
 def told(estimate: Estimate | None) -> str:
-    """Write an estimate for a reader."""
-    return DASH if estimate is None else with_interval(estimate.value, estimate.plus_minus)
+    """Write an estimate for a reader: never more than four digits, however small its spread."""
+    if estimate is None:
+        return DASH
+    value, spread, _ = estimate
+    if spread is not None and SAME * abs(value) < spread < FOUR_DIGITS * abs(value):
+        return f"{figure(value)} ±{bound_only(spread)}"
+    return with_interval(value, spread)
