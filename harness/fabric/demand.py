@@ -135,11 +135,14 @@ def of_moves(
     Raises `UsageError` on a node that the bench has not, like all that take endpoints here.
     """
     listed = list(moves)
-    ends = ends_of(topology, [*(move[0] for move in listed), *(move[1] for move in listed)])
-    here = np.arange(len(listed))
-    shares = np.array([move[2] for move in listed], np.float64)
+    row_of = {end: row for row, end in enumerate(dict.fromkeys(e for m in listed for e in m[:2]))}
+    edges = _Edges(
+        np.array([row_of[move[0]] for move in listed], np.int64),
+        np.array([row_of[move[1]] for move in listed], np.int64),
+        np.array([move[2] for move in listed], np.float64),
+    )
     sent = np.zeros((len(topology.tors),) * 2)
-    _add(sent, ends, _Edges(here, here + len(listed), shares))
+    _add(sent, ends_of(topology, list(row_of)), edges)
     return Demand(name, tuple(topology.tors), sent)
 
 
