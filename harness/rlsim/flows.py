@@ -42,10 +42,8 @@ class Flows:
         self._capacity = capacity / NS_PER_S
         self._carried_bytes = np.zeros(len(capacity))
         self._now_ns = 0
-        self._flows = 0
-        """So many there were."""
+        self._flows_ever = self._islands_ever = 0
         self._islands: dict[int, Island] = {}
-        self._islands_ever = 0
         self._island_of_link = np.full(len(capacity), NOWHERE)
         self._island_of: dict[int, int] = {}
         """Of each flow that has not been told to have ended."""
@@ -74,8 +72,8 @@ class Flows:
         if (latency < 0).any():
             raise ValueError("a latency is 0 ns or more")
         self._reach(now_ns)
-        ids = np.arange(self._flows, self._flows + len(paths))
-        self._flows += len(paths)
+        ids = np.arange(self._flows_ever, self._flows_ever + len(paths))
+        self._flows_ever += len(paths)
         numbers: list[int] = ids.tolist()
         self._island_of.update(dict.fromkeys(numbers, NOWHERE))
         batch, going = Batch(ids, paths, sizes, latency), (sizes > 0) & (paths.lengths > 0)
@@ -116,7 +114,7 @@ class Flows:
 
     def set_capacity(self, now_ns: int, link: int, capacity_bytes_per_s: float) -> None:
         """Make a link wider or narrower; 0: dark."""
-        checked([[link]], np.zeros(len(self._capacity)))
+        Paths.of([[link]]).checked(len(self._capacity))
         checked((), [capacity_bytes_per_s])
         self._reach(now_ns)
         capacity = capacity_bytes_per_s / NS_PER_S
@@ -148,7 +146,7 @@ class Flows:
 
     def crossing(self, now_ns: int, link: int) -> list[int]:
         """Return the flows on a link, oldest first."""
-        checked([[link]], np.zeros(len(self._capacity)))
+        Paths.of([[link]]).checked(len(self._capacity))
         self._reach(now_ns)
         self._rebuild()
         island = self._islands.get(int(self._island_of_link[link]))

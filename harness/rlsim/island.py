@@ -125,7 +125,7 @@ class Island:
 
     def _next_ns(self) -> int:
         end_ns = self._course.end_ns[self._course.alive].min(initial=np.inf)
-        return FOREVER_NS if end_ns == np.inf else self._began_ns + int(_whole(end_ns))
+        return self._began_ns + int(_whole(end_ns)) if end_ns < FOREVER_NS else FOREVER_NS
 
     def _parts(self) -> tuple[Ints, Ints]:
         """Return for each flow and each link which part it is in: parts share nothing.

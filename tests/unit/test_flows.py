@@ -18,8 +18,8 @@ from harness.rlsim.flows import Flows
 from harness.rlsim.fluid import finish_ns
 from harness.rlsim.island import Island
 from harness.rlsim.kernels import Floats
+from tests.unit.fluid_cases import GB, Case, cases, copies, shifts
 from tests.unit.fluid_exact import Exact
-from tests.unit.test_fluid import GB, Case, cases, copies, shifts
 
 
 def run(flows: Flows) -> dict[int, int]:

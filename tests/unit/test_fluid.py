@@ -6,7 +6,6 @@ import importlib.util
 import sys
 from fractions import Fraction
 from types import ModuleType
-from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -19,53 +18,8 @@ from harness.rlsim.classes import classes
 from harness.rlsim.fluid import fair_rates, finish_ns
 from harness.rlsim.island import started
 from harness.rlsim.paths import Paths
+from tests.unit.fluid_cases import GB, Case, cases, copies, shifts
 from tests.unit.fluid_exact import Exact, fair
-
-GB = 10**9
-"""Bytes per s of which one is 1 byte per ns."""
-
-
-class Case(NamedTuple):
-    """Whole capacities in bytes per ns, whole sizes in bytes."""
-
-    capacity: list[int]
-    paths: list[list[int]]
-    sizes: list[int]
-
-    @property
-    def bytes_per_s(self) -> list[int]:
-        return [value * GB for value in self.capacity]
-
-
-@st.composite
-def cases(draw: st.DrawFn, flows_max: int = 10) -> Case:
-    links = draw(st.integers(1, 6))
-    path = st.lists(st.integers(0, links - 1), min_size=1, max_size=4)
-    paths = draw(st.lists(path, min_size=1, max_size=flows_max))
-    many = len(paths)
-    return Case(
-        draw(st.lists(st.integers(1, 9), min_size=links, max_size=links)),
-        paths,
-        draw(st.lists(st.integers(1, 99), min_size=many, max_size=many)),
-    )
-
-
-@st.composite
-def copies(draw: st.DrawFn) -> tuple[Case, list[int]]:
-    """Return a network several times over, links and flows shuffled; and where each flow went."""
-    case, times = draw(cases()), draw(st.integers(16, 24))
-    links, flows = len(case.capacity), len(case.paths)
-    link_at = draw(st.permutations(range(links * times)))
-    flow_at = draw(st.permutations(range(flows * times)))
-    capacity, sizes = [0] * (links * times), [0] * (flows * times)
-    paths: list[list[int]] = [[]] * (flows * times)
-    for at, place in enumerate(link_at):
-        capacity[place] = case.capacity[at % links]
-    for at, place in enumerate(flow_at):
-        copy, flow = divmod(at, flows)
-        sizes[place] = case.sizes[flow]
-        paths[place] = [link_at[copy * links + link] for link in case.paths[flow]]
-    return Case(capacity, paths, sizes), list(flow_at)
 
 
 def test_flows_share_a_link_and_take_what_others_leave() -> None:
@@ -164,12 +118,6 @@ def test_copies_of_a_network_are_reckoned_once_and_fare_as_they_do_alone(
     assert len(found[2]) <= len(case.paths) // 16
     ends = finish_ns(case.paths, case.sizes, case.bytes_per_s)
     assert ends == pytest.approx(alone[1].end_ns, rel=1e-9)
-
-
-def shifts(hosts: int, strides: list[int], sizes: list[float]) -> Case:
-    """Each host sends to the one so many further: over its link out, and the other's link in."""
-    paths = [[i, hosts + (i + by) % hosts] for by in strides for i in range(hosts)]
-    return Case([50] * (2 * hosts), paths, list(np.repeat(sizes, hosts)))
 
 
 def test_a_collective_of_1024_hosts_is_a_class_a_stride() -> None:
