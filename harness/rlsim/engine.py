@@ -12,13 +12,13 @@ from typing import NamedTuple
 from harness.clock import NS_PER_S
 from harness.errors import UsageError
 from harness.model.advance import FOREVER_NS, Stretch, plan_stretch
-from harness.model.batching import Batching, complete_step, settle
+from harness.model.batching import Batching, Step, complete_step, settle
 from harness.model.intake import abort_all, export, import_with_kv, pause, resume, submit
 from harness.model.placement import Instance
 from harness.model.profile import Profile, costs_of
 from harness.model.requests import Carried, Event
 from harness.model.room import limits_of
-from harness.model.steptime import StepCosts
+from harness.model.steptime import Line, StepCosts
 from harness.scheduling.view import Instance as Seen
 
 
@@ -141,15 +141,14 @@ class Engine:
         """
         if self._bound or not self.now_ns < now_ns < self.due_ns < FOREVER_NS:
             return False
-        under_way = plan_stretch(self.state, self.costs, self.now_ns, now_ns + 1)
-        assert under_way is not None
-        step, times, _ = under_way
-        if times == 1:
-            return False
+        assert self._stretch is not None
+        step, times, _ = self._stretch
         line = self.costs.line(step.batch, step.kv_tokens, step.prefill_tokens, step.prefill_pairs)
-        lasts_ns = line.steps_ns(step.kv_tokens, step.batch, times - 1)
-        self._stretch = Stretch(step, times - 1, self.now_ns + lasts_ns)
-        return True
+        ended = _ended(line, step, times, now_ns - self.now_ns)
+        if ended:
+            lasts_ns = line.steps_ns(step.kv_tokens, step.batch, ended)
+            self._stretch = Stretch(step, ended, self.now_ns + lasts_ns)
+        return ended > 0
 
     def stand(self, now_ns: int) -> None:
         """Let commands be given to `state` now, between steps; where it idled it begins anew."""
@@ -217,3 +216,20 @@ class Engine:
             tokens_per_s=tokens * NS_PER_S / busy_ns if busy_ns else 0.0,
             length_max_tokens=self.length_max_tokens,
         )
+
+
+def _ended(line: Line, step: Step, times: int, after_ns: int) -> int:
+    """Return how many of these equal steps on end, of which not all have, end within `after_ns`.
+
+    Each lasts as long as the one before or longer, which bounds it from both sides.
+    """
+    longest_ns = line.step_ns(step.kv_tokens + step.batch * (times - 1))
+    low = after_ns // max(1, longest_ns)
+    high = min(times - 1, after_ns // max(1, line.step_ns(step.kv_tokens)))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if line.steps_ns(step.kv_tokens, step.batch, middle) <= after_ns:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -60,7 +60,8 @@ class EngineCrew:
         """Held by whoever does something to it."""
         self.landing = Landing(world, node)
         self.limits = _limits(spec, spec.profile, instance)
-        self.weights_bytes = _weights_bytes(spec, spec.profile.shape, instance)
+        self.rank_bytes = _rank_bytes(spec, spec.profile.shape, instance)
+        """Weights that each of its ranks holds."""
         self._shape, self._bytes_scale = spec.profile.shape, spec.bytes_scale
         self._costs = _costs(
             spec, spec.profile, instance, world.figures.generation.step_share.value
@@ -83,7 +84,7 @@ class EngineCrew:
             block_tokens=self.limits.block_tokens,
             length_max_tokens=self.limits.length_max_tokens,
             vocab=self._shape.vocab,
-            weights_bytes=self.weights_bytes,
+            weights_bytes=self.instance.layout.gpus * self.rank_bytes,
         )
 
     def begin(self, version: int) -> None:
@@ -108,11 +109,11 @@ class EngineCrew:
         async with self.turn:
             self.check()
             acts_ns = self.pace.begin_order(clock.now_ns())
-            while (left_ns := acts_ns - clock.now_ns()) > 0:
-                await clock.sleep_ns(left_ns)
-            self.check()
-            self.pace.stand(clock.now_ns())
             try:
+                while (left_ns := acts_ns - clock.now_ns()) > 0:
+                    await clock.sleep_ns(left_ns)
+                self.check()
+                self.pace.stand()
                 yield
             finally:
                 self.pace.end_order(clock.now_ns())
@@ -201,10 +202,10 @@ class EngineCrew:
             if asked.drop_kv:
                 intake.drop_kv(state)
             async with self.held():
-                copying_s = self.weights_bytes / (figures.load_gb_per_s.value * 1e9)
+                copying_s = self.rank_bytes / (figures.load_gb_per_s.value * 1e9)
                 await self._world.takes(figures.load_fixed_s.value + copying_s)
             span = self._span("weights", begin_ns)
-            return WeightsUpdated(spans=(span,), moved_bytes=self.weights_bytes)
+            return WeightsUpdated(spans=(span,), moved_bytes=self.capacity.weights_bytes)
 
     async def measure(self, asked: MeasureSteps) -> StepTimes:
         """Time steps of a life cycle apart from its own. Raises `Refused`."""
@@ -249,13 +250,13 @@ def _costs(spec: EngineSpec, profile: Profile, instance: Instance, step_share: f
     return costs if speed == 1 else Faster(costs, speed)
 
 
-def _weights_bytes(spec: EngineSpec, shape: ModelShape, instance: Instance) -> int:
-    """Return what all of its ranks hold, of the model's size times `bytes_scale`."""
+def _rank_bytes(spec: EngineSpec, shape: ModelShape, instance: Instance) -> int:
+    """Return what a rank holds, of the model's size times `bytes_scale`."""
     host, rank = (
         max(1, round(size * spec.bytes_scale))
         for size in (shape.parameter_bytes, weight_bytes_per_gpu(instance.layout, shape))
     )
-    return instance.layout.gpus * min(rank, host)
+    return min(rank, host)
 
 
 def _timed(apart: Batching, costs: StepCosts, asked: MeasureSteps) -> list[int]:

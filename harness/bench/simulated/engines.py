@@ -1,8 +1,8 @@
 """The simulated engines of a node: who is up, who sleeps, which GPUs have a process that waits.
 
 As `agents.generation.engines`, with stages that last as long as figures say: of all instances of
-the node at once, for they run beside each other, and weights by the bytes of all of them. An engine
-that sleeps keeps nothing on its GPUs.
+the node at once, for their ranks work beside each other, each for itself: the one that copies most
+ends last. An engine that sleeps keeps nothing on its GPUs.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ class Engines:
         next_ns = FOREVER_NS
         for crew in self.up.values():
             if not crew.dead:
-                crew.pace.elapse(now_ns)
-                next_ns = min(next_ns, crew.pace.due_ns)
+                next_ns = min(next_ns, crew.pace.elapse(now_ns))
         return next_ns
 
     # -- instances come ------------------------------------------------------------------------
@@ -169,7 +168,7 @@ class Engines:
     def _lasts_s(self, stage: str, crews: Iterable[EngineCrew]) -> float:
         figures = self._figures
         if stage == "weights":
-            copied_bytes = sum(crew.weights_bytes for crew in crews)
+            copied_bytes = max((crew.rank_bytes for crew in crews), default=0)
             copying_s = copied_bytes / (figures.weights_gb_per_s.value * 1e9)
             return figures.weights_fixed_s.value + copying_s
         figure: Figure = figures.groups_s if stage == "groups" else figures.kv_cache_s

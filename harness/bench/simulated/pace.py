@@ -43,6 +43,7 @@ class Pace:
         self._joined: list[str] = []
         self._landed: list[str] = []
         """Those that came with their KV, of which no token was told yet."""
+        self._stops_ns = FOREVER_NS  # when an order acts: no step begins then
         self._interval_ns = 0  # end of the first decode step that was not reported
         self._steps = self._prefilled = self._cached = self._preemptions = 0
         self._first_token_ns = self._last_token_ns = 0
@@ -50,15 +51,16 @@ class Pace:
 
     # -- time passes -------------------------------------------------------------------------
 
-    @property
-    def due_ns(self) -> int:
-        """When something happens here next."""
-        return self.engine.due_ns
-
-    def elapse(self, now_ns: int) -> None:
-        """Let all happen that has happened by now; the stretch under way is left alone."""
-        while self.engine.due_ns <= now_ns:
-            self._complete(self.engine.complete())
+    def elapse(self, now_ns: int) -> int:
+        """Let all happen by now, but for the stretch under way; return when it ends."""
+        engine = self.engine
+        if engine.now_ns < self._stops_ns <= now_ns:
+            engine.cut(self._stops_ns)
+        while (due_ns := engine.due_ns) <= now_ns:
+            if engine.now_ns >= self._stops_ns:
+                return FOREVER_NS
+            self._complete(engine.complete())
+        return due_ns
 
     def report(self, now_ns: int) -> None:
         """Tell all output of the steps that have ended by now."""
@@ -75,23 +77,25 @@ class Pace:
 
     def begin_order(self, now_ns: int) -> int:
         """Return when an order that comes now acts: at the end of the step under way."""
-        engine = self.engine
-        self.elapse(now_ns)
-        if engine.due_ns == FOREVER_NS or engine.now_ns >= now_ns:
-            return now_ns
-        engine.cut(now_ns)
-        return engine.due_ns
+        engine, acts_ns = self.engine, now_ns
+        if self.elapse(now_ns) < FOREVER_NS and engine.now_ns < now_ns:
+            engine.cut(now_ns)
+            acts_ns = engine.due_ns
+        self._stops_ns = acts_ns
+        return acts_ns
 
-    def stand(self, now_ns: int) -> None:
-        """Be between two steps, now."""
-        self.elapse(now_ns)
-        self.engine.stand(now_ns)
+    def stand(self) -> None:
+        """Be between two steps: an order acts now."""
+        self.elapse(self._stops_ns)
+        self.engine.stand(self._stops_ns)
 
     def end_order(self, now_ns: int) -> None:
-        """Go on after an order; the first step with KV that came is news."""
-        self.engine.stand(now_ns)
+        """Go on, also after an order that never acted; a first step with KV that came is news."""
+        if self.engine.now_ns >= self._stops_ns:
+            self.engine.stand(now_ns)
+        self._stops_ns = FOREVER_NS
         if self._landed:
-            self.engine.cut(now_ns + 1)
+            self.engine.cut(self.engine.now_ns + 1)
 
     # -- what a stretch of steps brings --------------------------------------------------------
 
