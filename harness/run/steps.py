@@ -69,8 +69,9 @@ def _by_circuit(session: Session, switch: str) -> tuple[tuple[int, ...], ...]:
         tors = {link.a.tor, link.b.tor}
         if taken & tors:
             continue
-        nodes = [node for node in session.workers if session.bench.topology.nodes[node].tor in tors]
-        if len({session.bench.topology.nodes[node].tor for node in nodes}) == len(tors):
+        places = session.bench.topology.nodes
+        nodes = [node for node in session.workers if tors & {nic.tor for nic in places[node].nics}]
+        if tors <= {nic.tor for node in nodes for nic in places[node].nics}:
             taken |= tors
             groups.append(tuple(rank for node in nodes for rank in session.ranks_of[node]))
     return tuple(groups)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import BadFile
+from harness.model.filling import filled
 from harness.model.layout import infeasible, parse_layout
 from harness.model.load import (
     load_bench,
@@ -28,7 +29,8 @@ WORKLOADS = sorted((SCENARIOS / "workloads").glob("*.toml"))
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_scenario_can_be_asked_of_its_own_bench(path: Path) -> None:
-    assert load(path, None).scenario == (scenario := load_scenario(path))
+    scenario, asked = load_scenario(path), load(path, None)
+    assert asked.scenario == filled(scenario, asked.bench)
     first_line = path.read_text().splitlines()[0]
     assert first_line == f'question = "{scenario.question}"', "a scenario opens with its question"
 
