@@ -92,20 +92,25 @@ class Record:
             if not numbers:
                 continue
             late = span.numbers(now_ns, since_ns)
-            if len(late) < len(numbers):  # the first of them is before
-                return [(span.stream, range(late.start - 1, late.stop)), *reversed(found)]
+            if len(late) < len(numbers):
+                before = numbers[len(numbers) - len(late) - 1]
+                return [(span.stream, range(before, numbers.stop)), *reversed(found)]
             found.append((span.stream, numbers))
         return found[::-1]
 
 
 def report(records: Mapping[str, Record], interval_ns: int, since_ns: int, now_ns: int) -> Beacons:
-    """Return what happened after `since_ns`, by device; `last` is told however old it is."""
+    """Return what happened after `since_ns`, by device; `last` is told however old it is.
+
+    Since 0 is since the beginning: then all is counted.
+    """
+    counted_ns = since_ns if since_ns > 0 else -1
     last, first_ns, lost, received = {}, {}, {}, {}
     gaps: list[Gap] = []
     for device, record in records.items():
-        heard = record.since(since_ns, now_ns)
+        heard = record.since(counted_ns, now_ns)
         arrived = [(stream, _after(stream, numbers, since_ns)) for stream, numbers in heard]
-        received[device] = sum(len(numbers) for _, numbers in arrived)
+        received[device] = sum(len(_after(*each, counted_ns)) for each in heard)
         lost[device] = sum(_lost(heard))
         gaps += _gaps(device, heard, SILENCE_INTERVALS * interval_ns)
         if heard:

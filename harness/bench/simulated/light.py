@@ -16,7 +16,7 @@ Heed = Callable[[Sequence[Uplink]], None]
 
 
 class Light:
-    """The truth of light. Those who are to hear of its changes stand in `listeners`."""
+    """The truth of light, dark at first. Those who are to hear of its changes are `listeners`."""
 
     def __init__(self, topology: Topology, mirrors: Mapping[str, Mirrors]) -> None:
         self.listeners: list[Heed] = []
@@ -30,7 +30,6 @@ class Light:
         self._ways: dict[Uplink, list[Port]] = {up: [at] for at, up in self._sends.items()}
         self._far: dict[Uplink, Uplink] = {}
         self._near: dict[Uplink, Uplink] = {}
-        self._turned(list(topology.uplinks))
         for name, each in mirrors.items():
             each.heed = partial(self._relit, name)
 

@@ -3,8 +3,8 @@
 Each NIC, each ToR's electrical path and each uplink is two links, out and in. A flow leaves its ToR
 by the route to its target's host, else by that to the target's ToR; of several hops it takes one by
 a hash of who sends to whom. The ToR at the hop's far end goes on in the same way. Without a route
-it takes the electrical path where one leads to the target's ToR; else, where hosts forward, the
-shortest way over the circuits that others are steered over. Who has no way at all waits.
+it takes, where hosts forward, the shortest way over circuits that others are steered over; else the
+electrical path, where one leads to the target's ToR. Who has no way at all waits.
 """
 
 from __future__ import annotations
@@ -93,9 +93,8 @@ class Ways:
         """Return from which NIC to which the equal parts of a flow go."""
         sends = self._topology.nodes[flow.source].nics
         gets = self._topology.nodes[flow.target].nics
-        if flow.nic is not None:
-            return [(sends[flow.nic], gets[flow.nic])]
-        return [(nic, gets[k * len(gets) // len(sends)]) for k, nic in enumerate(sends)]
+        numbers = range(len(sends)) if flow.nic is None else (flow.nic,)
+        return [(sends[k], gets[k * len(gets) // len(sends)]) for k in numbers]
 
     def path(self, source: Nic, target: Nic) -> Path:
         """Return the links from a NIC to another one."""
@@ -118,15 +117,16 @@ class Ways:
 
     def _unsteered(self, tor: str, source: Nic, target: Nic) -> Path:
         """Return the links from a ToR to that of the target where no route leads."""
+        if self._topology.rates.forwarding and target.tor in self._forwarded(tor):
+            return self._by_others(tor, source, target)
         if self._is_joined(tor, target.tor):
             return (self.electrical[tor].out, self.electrical[target.tor].into)
-        if not self._topology.rates.forwarding:
-            return (WAITING,)
+        return (WAITING,)
+
+    def _by_others(self, tor: str, source: Nic, target: Nic) -> Path:
         links: Path = ()
         before, at = self._forwarded(tor), target.tor
         while at != tor:
-            if at not in before:
-                return (WAITING,)
             near, far = _one(self._hops[before[at]][at], source, target)
             links = (*self._over(near, far), *links)
             at = before[at]

@@ -1,0 +1,298 @@
+"""Switches in virtual time: they do what emulated ones do, in the time that their figures say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from simulated_fabric import (
+    CHANGE_MS,
+    LIGHT_MS,
+    READ_MS,
+    SWITCH_MS,
+    Small,
+    bench,
+    broken,
+    play,
+)
+
+from drivers.base import EMPTY, Delta, Matching
+from drivers.emulators.config import Faults
+from drivers.errors import (
+    BadMatching,
+    DeadlineExpired,
+    DriverError,
+    Indeterminate,
+    LinkLost,
+    Refused,
+    Unreachable,
+)
+from harness.bench.base import Switched
+from harness.bench.simulated.units import Unit
+from harness.clock import NS_PER_MS
+from harness.model.bench import Bench, Links
+
+A = Matching.of([(1, 9), (2, 10)])
+B = Matching.of([(1, 10), (2, 9)])
+C = Matching.of([(1, 9), (2, 11)])
+METER_MS = 0.1
+"""Until a meter of the shortest window shows light."""
+
+
+def alone(**faults: Any) -> Bench:
+    """A bench with a unit of these faults."""
+    return bench(emulate={"agg0": broken(**faults)})
+
+
+def unit_of(small: Small) -> Unit:
+    return small.units["agg0"]
+
+
+async def fate(call: Coroutine[Any, Any, Any]) -> Any:
+    """What a call comes to: its result, or its error."""
+    try:
+        return await call
+    except DriverError as error:
+        return error
+
+
+def ms_of(stamp_ns: int | None) -> float:
+    assert stamp_ns is not None
+    return stamp_ns / NS_PER_MS
+
+
+# -- what it takes ---------------------------------------------------------------------------------
+
+
+def test_a_change_is_dark_at_once_and_lit_when_the_mirrors_have_moved() -> None:
+    async def body(small: Small) -> None:
+        unit = unit_of(small)
+        done = await unit.switch(A)
+        sent_ms = READ_MS
+        assert ms_of(done.applied.sent_ns) == sent_ms
+        assert ms_of(done.applied.acknowledged_ns) == sent_ms + CHANGE_MS
+        assert ms_of(done.applied.done_ns) == sent_ms + CHANGE_MS
+        assert done.applied.delta == Delta.between(EMPTY, A)
+        assert done.dark is None
+        told_ms = sent_ms + SWITCH_MS + METER_MS + LIGHT_MS
+        assert ms_of(done.light_ns) == small.now_ms() == pytest.approx(told_ms)
+        assert ms_of(done.device_ns) == pytest.approx(told_ms)
+        assert await unit.read() == A
+        assert unit.mirrors.lit == {1: 9, 2: 10}
+        # what stays is never dark; what moves is, from the command on
+        async with asyncio.timeout(60):
+            switching = asyncio.create_task(unit.switch(C))
+            begun_ms = small.now_ms()
+            await small.sleep_ms(READ_MS + 0.01)
+            assert unit.mirrors.lit == {1: 9}
+            await small.sleep_ms(SWITCH_MS)
+            assert unit.mirrors.lit == {1: 9, 2: 11}
+            assert small.now_ms() - begun_ms == pytest.approx(READ_MS + SWITCH_MS + 0.01)
+            assert (await switching).applied.delta.keep == ((1, 9),)
+
+    play(body)
+
+
+def test_nothing_to_change_takes_a_look_at_the_map() -> None:
+    async def body(small: Small) -> None:
+        await unit_of(small).switch(A)
+        begun_ms = small.now_ms()
+        done = await unit_of(small).switch(A)
+        assert not done.applied.delta
+        assert done.light_ns is None
+        assert small.now_ms() - begun_ms == pytest.approx(READ_MS)
+
+    play(body)
+
+
+def test_a_prepared_change_saves_reading_the_map() -> None:
+    async def body(small: Small) -> None:
+        await unit_of(small).prepare(A)
+        assert small.now_ms() == READ_MS
+        done = await unit_of(small).switch(A)
+        assert ms_of(done.applied.sent_ns) == READ_MS
+        done = await unit_of(small).switch(B)  # that was not prepared
+        assert done.applied.before == A
+
+    play(body)
+
+
+def test_a_meter_that_averages_is_believed_one_window_after_the_light_that_was() -> None:
+    async def body(small: Small) -> None:
+        unit = unit_of(small)
+        first = await unit.switch(A)
+        assert ms_of(first.light_ns) - READ_MS - SWITCH_MS - LIGHT_MS < 1  # it climbs at once
+        second = await unit.switch(B)
+        since_ms = ms_of(second.light_ns) - ms_of(second.applied.acknowledged_ns)
+        assert since_ms == pytest.approx(80 + LIGHT_MS)
+
+    play(body, bench(power_averaging=4))
+
+
+def test_two_calls_to_one_unit_never_overlap_and_two_units_switch_at_once() -> None:
+    async def body(small: Small) -> None:
+        await asyncio.gather(*(unit.read() for unit in small.units.values()))
+        assert small.now_ms() == READ_MS
+        await asyncio.gather(*(unit_of(small).read() for _ in range(3)))
+        assert small.now_ms() == pytest.approx(4 * READ_MS)
+
+    play(body)
+
+
+def test_a_port_is_held_down_after_its_light_though_the_unit_sees_it() -> None:
+    async def body(small: Small) -> None:
+        unit = unit_of(small)
+        done = await unit.switch(A)
+        assert ms_of(done.light_ns) < 30
+        assert not unit.mirrors.lit
+        await small.sleep_ms(100)
+        assert unit.mirrors.lit == {1: 9, 2: 10}
+
+    play(body, bench(links=Links(nic_hold_ms=100.0)))
+
+
+def test_times_are_drawn_by_the_seed_and_the_name() -> None:
+    async def body(small: Small) -> tuple[int | None, ...]:
+        done = await asyncio.gather(*(unit.switch(A) for unit in small.units.values()))
+        return tuple(each.light_ns for each in done)
+
+    drawn = broken(switch_sd_ms=3.0)
+    made = bench(emulate={"agg0": drawn, "agg1": drawn})
+    first = play(body, made, seed=1)
+    assert first == play(body, made, seed=1) != play(body, made, seed=2)
+    assert first[0] != first[1]
+
+
+# -- what goes wrong -------------------------------------------------------------------------------
+
+
+def test_a_map_that_cannot_be_is_refused_before_anything_is_sent() -> None:
+    async def body(small: Small) -> None:
+        with pytest.raises(BadMatching, match="99 is no egress port"):
+            await unit_of(small).apply(Matching.of([(1, 99)]))
+        assert unit_of(small).map == EMPTY
+
+    play(body)
+
+
+def test_what_the_unit_refuses_leaves_the_map_as_it_was() -> None:
+    async def body(small: Small) -> None:
+        unit = unit_of(small)
+        await unit.switch(A)
+        with pytest.raises(Refused, match=r"cannot connect 2,11 .*the previous map is restored"):
+            await unit.switch(C)
+        assert unit.map == await unit.read() == A
+
+    play(body, alone(deny_ports=(11,)))
+
+
+@pytest.mark.parametrize("fault", ["failed_ports", "stuck_ports"])
+def test_a_port_that_passes_no_light_is_told_when_the_wait_is_over(fault: str) -> None:
+    async def body(small: Small) -> None:
+        unit = unit_of(small)
+        done: Switched = await unit.switch(A)
+        assert done.dark is not None
+        assert done.dark.ports.keys() == {10}
+        assert done.light_ns is None
+        assert small.now_ms() == pytest.approx(READ_MS + CHANGE_MS + 2000 + LIGHT_MS)
+        assert await unit.read() == A
+        assert unit.mirrors.lit == {1: 9}
+
+    play(body, alone(**{fault: (2,)}))
+
+
+def test_cables_that_are_swapped_show_in_light_only() -> None:
+    async def body(small: Small) -> None:
+        done = await unit_of(small).switch(A)
+        assert done.dark is None
+        assert unit_of(small).mirrors.lit == {1: 10, 2: 9}
+
+    play(body, alone(swapped_ports=((9, 10),)))
+
+
+def test_a_unit_that_dies_leaves_its_light_as_it_is() -> None:
+    async def body(small: Small) -> None:
+        unit = unit_of(small)
+        await unit.switch(A)
+        lost = await fate(unit.switch(C))
+        assert isinstance(lost, Indeterminate)
+        assert "nobody answers" in str(lost)
+        assert isinstance(await fate(unit.read()), Unreachable)
+        begun_ms = small.now_ms()
+        assert isinstance(await fate(unit.apply(A)), Unreachable)
+        assert small.now_ms() - begun_ms == pytest.approx(30_000)  # it might have been starting
+        assert unit.mirrors.lit == {1: 9}  # what was to be lit never is
+
+    play(body, alone(die_on_command=2))
+
+
+def test_a_unit_that_loses_power_is_dark_and_gone_and_comes_back_empty() -> None:
+    async def body(small: Small) -> None:
+        unit = unit_of(small)
+        await unit.switch(A)
+        assert isinstance(await fate(unit.switch(C)), Indeterminate)
+        assert not unit.mirrors.lit
+        assert isinstance(await fate(unit.read()), LinkLost)
+        begun_ms = small.now_ms()
+        await unit.apply(C)  # whoever puts it back waits for it
+        assert 500 < small.now_ms() - begun_ms < 500 + 300
+        assert await unit.read() == C
+
+    play(body, alone(reboot_on_command=2, reboot_ms=500.0))
+
+
+def test_a_change_whose_answer_is_lost_is_found_out_by_reading() -> None:
+    async def body(small: Small) -> None:
+        unit = unit_of(small)
+        done = await unit.switch(A)
+        assert done.applied.after == A
+        assert small.now_ms() > 5000  # the limit of an exchange
+        assert unit.mirrors.lit == {1: 9, 2: 10}
+
+    play(body, alone(lose_reply=1))
+
+
+def test_a_line_that_is_cut_is_opened_again() -> None:
+    async def body(small: Small) -> None:
+        unit = unit_of(small)
+        done = await unit.switch(A)
+        assert done.applied.after == A
+        assert small.now_ms() < 100
+
+    for nth in range(1, 6):
+        play(body, alone(cut_reply=nth))
+
+
+def test_a_unit_that_answers_too_late_is_given_up() -> None:
+    async def body(small: Small) -> None:
+        assert isinstance(await fate(unit_of(small).read()), DeadlineExpired)
+        assert small.now_ms() == 5000  # the limit of an exchange
+
+    play(body, alone(answer_ms=6000.0))
+
+
+def test_what_was_begun_is_done_though_nobody_waits_for_it() -> None:
+    async def body(small: Small) -> None:
+        unit = unit_of(small)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await unit.switch(A)
+        assert await unit.read() == A  # after what goes on
+        assert small.now_ms() > SWITCH_MS
+        assert unit.mirrors.lit == {1: 9, 2: 10}
+
+    play(body)
+
+
+def test_what_breaks_while_it_works_is_dark_from_then_on() -> None:
+    async def body(small: Small) -> None:
+        unit = unit_of(small)
+        await unit.switch(A)
+        unit.break_down(Faults(failed_ports=(1,)))
+        assert unit.mirrors.lit == {2: 10}
+        unit.break_down(Faults())
+        assert unit.mirrors.lit == {1: 9, 2: 10}
+
+    play(body)
