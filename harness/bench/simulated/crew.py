@@ -82,6 +82,10 @@ class Crew:
     # -- who is where ---------------------------------------------------------------------------
 
     @cached_property
+    def _exchanges(self) -> Exchanges:
+        return Exchanges(self._world, self._interconnect, self.muster.places)
+
+    @cached_property
     def _slowness(self) -> dict[Where, float]:
         """By squad: how much longer its slowest node computes than the profile says."""
         nodes, share = self._world.bench.nodes, self._world.figures.training.compute_share.value
@@ -114,7 +118,6 @@ class Crew:
         async def march() -> dict[Where, Took]:
             self._version = version
             lead_s = self._world.figures.training.step_fixed_s.value
-            self._exchanges = Exchanges(self._world, self._interconnect, self.muster.places)
             going = March(self._world, self, self.plan(tokens).schedule, round(lead_s * NS_PER_S))
             return await going.run(self._slowness)
 
@@ -148,12 +151,15 @@ class Crew:
         return round(flops / self._flops_per_s * self._slowness[squad] * NS_PER_S)
 
     def teams(self, phase: Phase) -> Iterator[tuple[tuple[Where, ...], Exchange]]:
-        """Yield squads that wait for each other in a phase, and what one time of it takes."""
-        finding_ns = round(self._world.figures.training.phase_us.value * NS_PER_US)
+        """Yield squads that wait for each other in a phase, and what all times of it are."""
+        phase_us = self._world.figures.training.phase_us.value
+        finding = Stage(round(phase_us * NS_PER_US) * phase.times, 0, ())
         one_way = phase.op == "send_recv"
         for squads, groups in self._teams_of(phase.groups):
-            found = self._exchanges.of(phase.op, groups, phase.bytes, one_way=one_way)
-            yield squads, Exchange((Stage(finding_ns, 0, ()), *found.stages))
+            found = self._exchanges.of(
+                phase.op, groups, phase.bytes, times=phase.times, one_way=one_way
+            )
+            yield squads, Exchange((finding, *found.stages))
 
     def _teams_of(self, groups: Members) -> Sequence[Team]:
         if groups not in self._teams:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from harness.bench.simulated.world import Flow, World
 from harness.model.scenario import Op
@@ -19,6 +19,11 @@ from harness.rlsim.collectives import Interconnect, Planned
 from harness.rlsim.hops import Place
 
 MBIT_PER_S_OF_A_GB = 8000
+KEPT_MAX = 1000
+"""Of what was worked out: more than a step has that differ."""
+K = TypeVar("K")
+V = TypeVar("V")
+Ranks = tuple[int, ...]
 
 
 class Stage(NamedTuple):
@@ -30,7 +35,7 @@ class Stage(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """One time of a collective, of all groups that do it at once; stages come one by one."""
+    """A collective of all groups that do it at once, once or on end; stages come one by one."""
 
     stages: tuple[Stage, ...]
 
@@ -44,21 +49,18 @@ class Exchange(NamedTuple):
         """Return how long it takes where nothing is sent."""
         return sum(stage.latency_ns + stage.local_ns for stage in self.stages)
 
-
-async def carried(world: World, exchange: Exchange, at_ns: int, times: int = 1) -> int:
-    """Do an exchange so many times from `at_ns` on; return when that is over: now, or soon."""
-    clock = world.clock
-    for latency_ns, local_ns, flows in exchange.stages:
-        at_ns += times * latency_ns
-        arrived_ns = at_ns
-        if flows:
-            await clock.sleep_ns(at_ns - clock.now_ns())
-            await world.network.carry(
-                [flow._replace(bytes=flow.bytes * times) for flow in flows] if times > 1 else flows
-            )
-            arrived_ns = clock.now_ns()
-        at_ns = max(at_ns + times * local_ns, arrived_ns)
-    return at_ns
+    async def done(self, world: World, at_ns: int) -> int:
+        """Do it from `at_ns` on; return when it is over: that is now, or soon."""
+        clock = world.clock
+        for latency_ns, local_ns, flows in self.stages:
+            at_ns += latency_ns
+            arrived_ns = at_ns
+            if flows:
+                await clock.sleep_ns(at_ns - clock.now_ns())
+                await world.network.carry(flows)
+                arrived_ns = clock.now_ns()
+            at_ns = max(at_ns + local_ns, arrived_ns)
+        return at_ns
 
 
 def interconnect_of(world: World, gpu: str) -> Interconnect:
@@ -76,44 +78,65 @@ class Exchanges:
 
     def __init__(self, world: World, interconnect: Interconnect, places: Sequence[Place]) -> None:
         self._world, self._interconnect, self._places = world, interconnect, places
+        self._patterns: dict[Ranks, tuple[Place, ...]] = {}
         self._planned: dict[tuple[Op, int, bool, tuple[Place, ...]], Planned] = {}
         """By what decides them: groups that lie alike do alike."""
+        self._made: dict[tuple[Op, Members, int, int, bool], Exchange] = {}
 
-    def of(self, op: Op, groups: Members, size_bytes: int, *, one_way: bool = False) -> Exchange:
+    def of(
+        self, op: Op, groups: Members, size_bytes: int, *, times: int = 1, one_way: bool = False
+    ) -> Exchange:
         """Return what `groups` do, which have as many ranks; see `harness.rlsim.collectives`."""
-        stages: list[Stage] = []
-        planned = [self._plan(op, group, size_bytes, one_way) for group in groups]
-        for parts in zip(*(plan.stages for plan in planned), strict=True):
-            sent_bytes: dict[tuple[str, str, int | None], float] = defaultdict(float)
-            for group, part in zip(groups, parts, strict=True):
-                for sender, receiver, hop_bytes in part.flows:
-                    sent_bytes[self._way(group[sender], group[receiver])] += hop_bytes
-            flows = (Flow(source, to, sent, nic) for (source, to, nic), sent in sent_bytes.items())
-            latency_ns = max(part.latency_ns for part in parts)
-            stages.append(Stage(latency_ns, max(part.local_ns for part in parts), tuple(flows)))
-        return Exchange(tuple(stages))
+        key = op, groups, size_bytes, times, one_way
+        if key not in self._made:
+            planned = [self._plan(op, group, size_bytes, one_way) for group in groups]
+            stages = zip(*(plan.stages for plan in planned), strict=True)
+            made = Exchange(tuple(self._together(groups, parts, times) for parts in stages))
+            _keep(self._made, key, made)
+        return self._made[key]
 
-    def _plan(self, op: Op, group: Sequence[int], size_bytes: int, one_way: bool) -> Planned:
+    def _together(self, groups: Members, parts: Sequence[collectives.Stage], times: int) -> Stage:
+        """Return one stage of all groups, as often as it comes."""
+        sent_bytes: dict[tuple[str, str, int | None], float] = defaultdict(float)
+        for group, part in zip(groups, parts, strict=True):
+            for sender, receiver, hop_bytes in part.flows:
+                sent_bytes[self._way(group[sender], group[receiver])] += hop_bytes * times
+        return Stage(
+            max(part.latency_ns for part in parts) * times,
+            max(part.local_ns for part in parts) * times,
+            tuple(Flow(source, to, sent, nic) for (source, to, nic), sent in sent_bytes.items()),
+        )
+
+    def _plan(self, op: Op, group: Ranks, size_bytes: int, one_way: bool) -> Planned:
+        pattern = self._patterns.get(group)
+        if pattern is None:
+            pattern = self._patterns[group] = self._pattern(group)
+        key = op, size_bytes, one_way, pattern
+        if key not in self._planned:
+            made = collectives.stages(op, size_bytes, pattern, self._interconnect, one_way=one_way)
+            _keep(self._planned, key, made)
+        return self._planned[key]
+
+    def _pattern(self, group: Ranks) -> tuple[Place, ...]:
+        """Return places that are alike where groups lie alike: nodes and GPUs as they come."""
         nodes: dict[str, str] = {}
         gpus: dict[int, int] = {}
-        pattern = []
-        for rank in group:
-            node, gpu = self._places[rank]
-            alike = nodes.setdefault(node, str(len(nodes))), gpus.setdefault(gpu, len(gpus))
-            pattern.append(alike)
-        key = op, size_bytes, one_way, tuple(pattern)
-        if key not in self._planned:
-            self._planned[key] = collectives.stages(
-                op, size_bytes, pattern, self._interconnect, one_way=one_way
-            )
-        return self._planned[key]
+        places = (self._places[rank] for rank in group)
+        return tuple(
+            (nodes.setdefault(node, f"{len(nodes)}"), gpus.setdefault(gpu, len(gpus)))
+            for node, gpu in places
+        )
 
     def _way(self, sender: int, receiver: int) -> tuple[str, str, int | None]:
         """Return from where to where, and over which rail: the receiver's; gloo takes all."""
         (source, _), (target, gpu) = self._places[sender], self._places[receiver]
-        return source, target, self._rail(target, gpu)
-
-    def _rail(self, node: str, gpu: int) -> int | None:
         if self._interconnect.backend == "gloo":
-            return None
-        return self._world.topology.nodes[node].nic_of(gpu)
+            return source, target, None
+        return source, target, self._world.topology.nodes[target].nic_of(gpu)
+
+
+def _keep(kept: dict[K, V], key: K, value: V) -> None:
+    """Keep what was worked out, and forget all before it where it becomes too much."""
+    if len(kept) == KEPT_MAX:
+        kept.clear()
+    kept[key] = value

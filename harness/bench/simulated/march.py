@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from harness.bench.simulated.exchange import Exchange, carried
+from harness.bench.simulated.exchange import Exchange
 from harness.bench.simulated.world import World
 from harness.model.training.phase import Phase
 from harness.model.training.schedule import Schedule, Where
@@ -36,7 +36,7 @@ class Terms(Protocol):
         """Return how long each rank of a squad takes for so many operations of its own."""
 
     def teams(self, phase: Phase) -> Iterator[tuple[tuple[Where, ...], Exchange]]:
-        """Yield squads that wait for each other in a phase, and what one time of it takes."""
+        """Yield squads that wait for each other in a phase, and what all times of it are."""
 
     def tell(self, squad: Where, index: int, phase: Phase, begin_ns: int, end_ns: int) -> None:
         """Have the phase told by whoever of the squad tells; `end_ns` 0: it begins."""
@@ -118,14 +118,14 @@ class March:
                 continue
             all_ready_ns = max(part.ready_ns.values())
             if part.exchange.is_local:
-                self._end(part, all_ready_ns + part.phase.times * part.exchange.local_ns)
+                self._end(part, all_ready_ns + part.exchange.local_ns)
                 free += part.gaps_ns
             else:
                 self._carrying.create_task(self._carry(part, all_ready_ns))
 
     async def _carry(self, part: _Part, at_ns: int) -> None:
         """Send what a part sends, from `at_ns` on; then let its squads go on."""
-        self._end(part, await carried(self._world, part.exchange, at_ns, part.phase.times))
+        self._end(part, await part.exchange.done(self._world, at_ns))
         self._go_on(part.gaps_ns)
 
     def _end(self, part: _Part, exchanged_ns: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 from typing import Literal, NamedTuple
 
 from harness.model.degrees import Degrees
@@ -36,6 +37,7 @@ def place_of(rank: int, degrees: Degrees) -> Place:
     return Place(dp=dp, tp=tp, pp=pp, ep=dp % degrees.ep)
 
 
+@cache
 def groups_along(axis: Axis, degrees: Degrees) -> Members:
     """Return every group along an axis: ranks that differ in it and in nothing else.
 
@@ -54,6 +56,7 @@ def groups_along(axis: Axis, degrees: Degrees) -> Members:
     return tuple(map(tuple, found.values()))
 
 
+@cache
 def expert_copies(degrees: Degrees) -> Members:
     """Return the groups of ranks that hold the same experts: every EP-th rank along ``dp``.
 

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice, pairwise
 from typing import NamedTuple
 
 from harness.model.busbw import counts, smallest_bytes
+from harness.model.degrees import Degrees
 from harness.model.scenario import Dtype, Op
 from harness.model.shape import GRADIENT_BYTES
 from harness.model.training.axes import Axis, Members, expert_copies, groups_along, place_of
@@ -111,10 +113,9 @@ class _Step:
             for stage, layers in enumerate(stages(self.traffic.shape.layers, degrees.pp))
         ]
         self._along = {
-            axis: _by_stage(groups_along(axis, degrees), self.traffic)
-            for axis in ("tp", "ep", "dp")
+            axis: _by_stage(groups_along(axis, degrees), degrees) for axis in ("tp", "ep", "dp")
         }
-        self._copies = _by_stage(expert_copies(degrees), self.traffic)
+        self._copies = _by_stage(expert_copies(degrees), degrees)
 
     def moves(self) -> Iterator[Move]:
         """Yield all of it in order."""
@@ -209,10 +210,7 @@ class _Step:
 
     def _send(self, number: int, stage: int, to: int, way: str) -> Iterator[Move]:
         """Hand a micro batch on; every group is a pair, the sender first."""
-        degrees = self.traffic.degrees
-        pairs = tuple(
-            (ranks[stage], ranks[to]) for ranks in groups_along("pp", degrees)
-        )  # as many as there are ranks in a stage
+        pairs = _pairs(stage, to, self.traffic.degrees)
         size_bytes = self.traffic.activation_bytes(self._longest(number))
         name = f"stage {stage} to {to} {way}, micro batch {number}"
         yield from self._phase(name, "send_recv", "pp", pairs, size_bytes=size_bytes)
@@ -250,8 +248,7 @@ class _Step:
         if ranks == 1:
             return
         asked = max(round(size_bytes * self.bytes_scale), smallest_bytes(op, ranks, DTYPE))
-        places = (place_of(rank, self.traffic.degrees) for group in groups for rank in group)
-        before = {(p.pp, p.dp): 0.0 for p in places}
+        before = dict.fromkeys(_wheres(groups, self.traffic.degrees), 0.0)
         before |= {where: self.owed.pop(where) for where in before if where in self.owed}
         gap_ns = round(max(before.values()) / times / self.flops_per_s * 1e9)
         phase = Phase(
@@ -266,10 +263,23 @@ class _Step:
         yield Move(phase, before)
 
 
-def _by_stage(groups: Members, traffic: Traffic) -> list[Members]:
+@cache
+def _by_stage(groups: Members, degrees: Degrees) -> tuple[Members, ...]:
     """Return the groups of each pipeline stage."""
-    degrees = traffic.degrees
-    return [
+    return tuple(
         tuple(ranks for ranks in groups if place_of(ranks[0], degrees).pp == stage)
         for stage in range(degrees.pp)
-    ]
+    )
+
+
+@cache
+def _pairs(stage: int, to: int, degrees: Degrees) -> Members:
+    """Return who sends to whom from a stage to another: as many pairs as ranks in a stage."""
+    return tuple((ranks[stage], ranks[to]) for ranks in groups_along("pp", degrees))
+
+
+@cache
+def _wheres(groups: Members, degrees: Degrees) -> tuple[Where, ...]:
+    """Return where the ranks of these groups are."""
+    places = (place_of(rank, degrees) for group in groups for rank in group)
+    return tuple(dict.fromkeys((place.pp, place.dp) for place in places))
