@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from harness.rlsim.kernels import Floats, Indices, Web
+from harness.rlsim.kernels import Floats, Indices, Web, crossed
 from harness.rlsim.paths import Ints, Paths
 
 Colours = NDArray[np.uint64]
@@ -35,10 +35,16 @@ def untied(paths: Paths, links: int, counts: Floats | None = None) -> Web:
 
     `counts`: of how many flows on each path; one, where not given.
     """
-    crossing = _crossing(paths, links, np.float64)
-    if counts is not None:
-        crossing.data = np.repeat(counts, paths.lengths)
-    return _web(crossing, crossing.T.tocsr())
+    link_starts, flows = crossed(paths.starts, paths.links, links)
+    many = np.ones(len(paths)) if counts is None else counts
+    return Web(
+        paths.starts.astype(np.int32),
+        paths.links.astype(np.int32),
+        np.repeat(many, paths.lengths),
+        link_starts,
+        flows,
+        many[flows],
+    )
 
 
 def classes(paths: Paths, sizes: Floats, capacity: Floats) -> tuple[Web, Ints, Ints, Ints] | None:
@@ -48,47 +54,33 @@ def classes(paths: Paths, sizes: Floats, capacity: Floats) -> tuple[Web, Ints, I
     """
     if len(paths) < FLOWS_MIN:
         return None
-    crossing = _crossing(paths, len(capacity), np.uint64)
-    crossed = crossing.T.tocsr()
+    ones, shape = np.ones(len(paths.links), np.uint64), (len(paths), len(capacity))
+    crossing = csr_array((ones, paths.links, paths.starts), shape=shape)
+    crossed_by = crossing.T.tocsr()
     flows, links = _mixed(sizes.view(np.uint64)), _mixed(capacity.view(np.uint64))
     count = _count(flows)
     for _ in range(ROUNDS_MAX):
         if count > CLASSES_PART * len(paths):
             return None
-        links = _mixed(links + crossed @ _mixed(flows))
+        links = _mixed(links + crossed_by @ _mixed(flows))
         flows = _mixed(flows + crossing @ _mixed(links))
         before, count = count, _count(flows)
         if before == count:
-            return _tied(crossed, flows, links)
+            return _tied(crossed_by, flows, links)
     return None
 
 
-def _tied(crossed: Any, flows: Colours, links: Colours) -> tuple[Web, Ints, Ints, Ints]:
+def _tied(crossed_by: Any, flows: Colours, links: Colours) -> tuple[Web, Ints, Ints, Ints]:
     _, flow_of, class_of = np.unique(flows, return_index=True, return_inverse=True)
     _, link_of = np.unique(links, return_index=True)
     ones, each = np.ones(len(flows)), np.arange(len(flows) + 1)
     member = csr_array((ones, class_of, each), shape=(len(flows), len(flow_of)))
-    by_link = crossed[link_of].astype(np.float64) @ member
-    return _web(by_link.T.tocsr(), by_link), class_of, flow_of, link_of
+    by_link = crossed_by[link_of].astype(np.float64) @ member
+    return Web(*_parts(by_link.T.tocsr()), *_parts(by_link)), class_of, flow_of, link_of
 
 
-def _crossing(paths: Paths, links: int, kind: Any) -> Any:
-    ones = np.ones(len(paths.links), kind)
-    return csr_array((ones, paths.links, paths.starts), shape=(len(paths), links))
-
-
-def _web(by_class: Any, by_link: Any) -> Web:
-    def indices(values: Any) -> Indices:
-        return np.asarray(values, np.int32)
-
-    return Web(
-        indices(by_class.indptr),
-        indices(by_class.indices),
-        by_class.data,
-        indices(by_link.indptr),
-        indices(by_link.indices),
-        by_link.data,
-    )
+def _parts(matrix: Any) -> tuple[Indices, Indices, Floats]:
+    return matrix.indptr.astype(np.int32), matrix.indices.astype(np.int32), matrix.data
 
 
 def _mixed(values: Colours) -> Colours:

@@ -9,13 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 
 from harness.model.advance import FOREVER_NS
 from harness.rlsim.batch import Batch
 from harness.rlsim.classes import classes, untied
-from harness.rlsim.kernels import SAME, SAME_NS, Bools, Course, Floats, Web, advance, settle
+from harness.rlsim.kernels import SAME, SAME_NS, Bools, Course, Floats, Web, advance, parts, settle
 from harness.rlsim.paths import Ints, Paths
 
 
@@ -114,9 +112,11 @@ class Island:
     def leave(self, now_ns: int, touched: Bools, carried_bytes: Floats) -> Batch:
         """Let go all flows that hang together with the links `touched`; links are told first."""
         self.count(now_ns, carried_bytes)
-        flows_part, links_part = self._parts()
-        reached = np.isin(flows_part, links_part[touched[self.links]])
-        going = np.flatnonzero(reached & self._here)
+        starts, links = self._local.starts, self._local.links
+        part = parts(starts, links, self._here, len(self.links))
+        reached = np.zeros(len(self.links), np.bool_)
+        reached[part[touched[self.links]]] = True
+        going = np.flatnonzero(reached[part[links[starts[:-1]]]] & self._here)
         self._here[going], self._left[going] = False, True
         stay = np.bincount(self._class_of[self._here], minlength=self._course.alive.size) > 0
         np.logical_and(self._course.alive, stay, out=self._course.alive)
@@ -126,22 +126,6 @@ class Island:
     def _next_ns(self) -> int:
         end_ns = self._course.end_ns[self._course.alive].min(initial=np.inf)
         return self._began_ns + int(_whole(end_ns)) if end_ns < FOREVER_NS else FOREVER_NS
-
-    def _parts(self) -> tuple[Ints, Ints]:
-        """Return for each flow and each link which part it is in: parts share nothing.
-
-        A flow that is not here any more is a part of its own.
-        """
-        paths, links = self._local, len(self.links)
-        lengths = np.where(self._here, paths.lengths, 0)
-        at = np.flatnonzero(np.repeat(self._here, paths.lengths))
-        starts = np.concatenate([[0], np.cumsum(lengths), np.full(links, lengths.sum())])
-        size = len(paths) + links
-        graph = csr_array(
-            (np.ones(len(at)), len(paths) + paths.links[at], starts), shape=(size, size)
-        )
-        _, part = connected_components(graph, directed=False)
-        return part[: len(paths)], part[len(paths) :]
 
 
 def _whole(moments_ns: Any) -> Any:

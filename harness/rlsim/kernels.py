@@ -24,6 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int32]
+Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 SAME, SAME_NS = 1e-12, 1e-6
@@ -91,6 +92,46 @@ class _Region(NamedTuple):
 def slack_ns(moment_ns: float) -> float:
     """Return within what a moment is the same as another one."""
     return max(SAME_NS, moment_ns * SAME)
+
+
+@compiled
+def crossed(starts: Ints, links: Ints, count: int) -> tuple[Indices, Indices]:
+    """Turn paths round: return per link where those that cross it begin, and who they are."""
+    link_starts, flows = np.zeros(count + 1, np.int32), np.empty(links.size, np.int32)
+    for link in links:
+        link_starts[link + 1] += 1
+    for link in range(count):
+        link_starts[link + 1] += link_starts[link]
+    free = link_starts.copy()
+    for flow in range(starts.size - 1):
+        for entry in range(starts[flow], starts[flow + 1]):
+            flows[free[links[entry]]] = flow
+            free[links[entry]] += 1
+    return link_starts, flows
+
+
+@compiled
+def parts(starts: Ints, links: Ints, here: Bools, count: int) -> Ints:
+    """Return for each link the one that stands for all that flows which are `here` join with it."""
+    stands = np.arange(count)
+    for flow in range(here.size):
+        if here[flow]:
+            one = _standing(stands, links[starts[flow]])
+            for entry in range(starts[flow] + 1, starts[flow + 1]):
+                other = _standing(stands, links[entry])
+                stands[max(one, other)] = min(one, other)
+                one = min(one, other)
+    for link in range(count):
+        stands[link] = _standing(stands, link)
+    return stands
+
+
+@compiled
+def _standing(stands: Ints, link: int) -> int:
+    while stands[link] != link:
+        stands[link] = stands[stands[link]]  # halves the way for whoever asks next
+        link = stands[link]
+    return link
 
 
 @compiled
