@@ -13,7 +13,18 @@ import numpy as np
 from harness.model.advance import FOREVER_NS
 from harness.rlsim.batch import Batch
 from harness.rlsim.classes import classes, untied
-from harness.rlsim.kernels import SAME, SAME_NS, Bools, Course, Floats, Web, advance, parts, settle
+from harness.rlsim.kernels import (
+    SAME,
+    SAME_NS,
+    Bools,
+    Course,
+    Floats,
+    Indices,
+    Web,
+    advance,
+    parts,
+    settle,
+)
 from harness.rlsim.paths import Ints, Paths
 
 
@@ -60,8 +71,9 @@ class Island:
         self._here = np.ones(len(batch.ids), np.bool_)
         """Flows that have neither ended nor left."""
         self._left = np.zeros(len(batch.ids), np.bool_)
-        self.next_ns = self._next_ns()
+        self.next_ns = FOREVER_NS
         """When the last byte of a flow is sent next."""
+        self._end(-np.inf)
 
     def __bool__(self) -> bool:
         """Tell whether a flow is left."""
@@ -69,10 +81,8 @@ class Island:
 
     def advance(self, now_ns: int) -> tuple[Ints, Ints]:
         """Go on; return the flows that were sent by now, and when their last bytes arrive."""
-        ended = advance(self._web, self._course, float(now_ns - self._began_ns))
-        self.next_ns = self._next_ns()
         ends = np.zeros(self._course.alive.size, np.bool_)
-        ends[ended] = True
+        ends[self._end(float(now_ns - self._began_ns))] = True
         flows = np.flatnonzero(ends[self._class_of] & self._here)
         self._here[flows] = False
         sent_ns = self._began_ns + _whole(self._course.end_ns[self._class_of[flows]])
@@ -120,12 +130,15 @@ class Island:
         self._here[going], self._left[going] = False, True
         stay = np.bincount(self._class_of[self._here], minlength=self._course.alive.size) > 0
         np.logical_and(self._course.alive, stay, out=self._course.alive)
-        self.next_ns = self._next_ns()
+        self._end(-np.inf)
         return self._batch._replace(left_bytes=self._counted_bytes).take(going)
 
-    def _next_ns(self) -> int:
-        end_ns = self._course.end_ns[self._course.alive].min(initial=np.inf)
-        return self._began_ns + int(_whole(end_ns)) if end_ns < FOREVER_NS else FOREVER_NS
+    def _end(self, until_ns: float) -> Indices:
+        """Let classes end; look when the next one does."""
+        ended, end_ns = advance(self._web, self._course, until_ns)
+        later = end_ns < FOREVER_NS
+        self.next_ns = self._began_ns + int(_whole(end_ns)) if later else FOREVER_NS
+        return ended
 
 
 def _whole(moments_ns: Any) -> Any:

@@ -135,8 +135,8 @@ def _standing(stands: Ints, link: int) -> int:
 
 
 @compiled
-def advance(web: Web, course: Course, until_ns: float) -> Indices:
-    """Let time pass and classes end; return those that did, in order."""
+def advance(web: Web, course: Course, until_ns: float) -> tuple[Indices, float]:
+    """Let time pass and classes end; return those that did, and when the next one does."""
     ended = np.empty(course.alive.size, np.int32)
     count = 0
     while True:
@@ -145,7 +145,7 @@ def advance(web: Web, course: Course, until_ns: float) -> Indices:
             if course.alive[one] and course.end_ns[one] < first_ns:
                 first_ns = course.end_ns[one]
         if first_ns == np.inf or first_ns - slack_ns(first_ns) > until_ns:
-            return ended[:count]
+            return ended[:count], first_ns
         before, level = count, np.inf
         for one in range(course.alive.size):
             if course.alive[one] and course.end_ns[one] <= first_ns + slack_ns(first_ns):

@@ -164,8 +164,10 @@ def test_without_numba_it_is_the_same_to_the_last_bit(interpreted: ModuleType, c
     other = kernels.Course.of(sizes, capacity)
     interpreted.settle(web, other, np.arange(len(capacity)), 0.0, 0.0)
     assert [one.tobytes() for one in other] == [one.tobytes() for one in course]
-    ended, likewise = kernels.advance(web, course, 50.0), interpreted.advance(web, other, 50.0)
+    ended, next_ns = kernels.advance(web, course, 50.0)
+    likewise, other_ns = interpreted.advance(web, other, 50.0)
     assert ended.tolist() == likewise.tolist()
+    assert next_ns == other_ns
     assert [one.tobytes() for one in other] == [one.tobytes() for one in course]
 
 
