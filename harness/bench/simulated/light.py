@@ -42,7 +42,7 @@ class Light:
         return self._near.get(hearer)
 
     def _relit(self, switch: str, ingress: Sequence[int]) -> None:
-        entered = (self._enters.get((switch, port)) for port in ingress)
+        entered = dict.fromkeys(self._enters.get((switch, port)) for port in ingress)
         self._turned([sender for sender in entered if sender is not None])
 
     def _turned(self, senders: Sequence[Uplink]) -> None:
