@@ -35,6 +35,7 @@ from harness.sweeps.table import text_lines
 
 FILE = click.Path(path_type=Path)
 HOME = Path("sweeps")
+FAILURES_SHOWN = 20
 
 
 def shard_of(_: click.Context, __: click.Parameter, text: str | None) -> Shard:
@@ -156,10 +157,20 @@ def _tell(asked: Sweep, results: Sequence[Result], folder: Folder, *, as_json: b
         else:
             plainly = _plainly(outcome.conclusions)
             written = ["written:", *map(str, files)]
-            failed = ["failed points:", *outcome.failed, ""] if outcome.failed else []
+            failed = _failed(outcome.failed)
             parts = ["", *text_lines(asked, results), "", *plainly, "", *failed, *written]
             click.echo("\n".join(parts))
     return ExitCode.FAILED if outcome.failed else ExitCode.PASSED
+
+
+def _failed(failed: Sequence[str]) -> Iterator[str]:
+    """Yield the first failures; ``table.json`` has all."""
+    if failed:
+        yield f"failed: {len(failed)}; --retry-failed makes them again"
+        yield from failed[:FAILURES_SHOWN]
+        if len(failed) > FAILURES_SHOWN:
+            yield f"and {len(failed) - FAILURES_SHOWN} more"
+        yield ""
 
 
 def _plainly(conclusions: Sequence[str]) -> Iterator[str]:

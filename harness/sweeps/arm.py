@@ -31,10 +31,11 @@ def split_arm(arm: str) -> tuple[str, str]:
 
 
 def with_arm(scenario: Scenario, arm: str) -> Scenario:
-    """Return the scenario with this one arm alone in its rl step, and no checks: those are of all.
+    """Return the scenario with this arm alone in its rl step ("": as it is), and without checks.
 
     Raises `ValueError` where it has not exactly one rl step.
     """
+    scenario = msgspec.structs.replace(scenario, checks=())
     if not arm:
         return scenario
     loops = [step for step in scenario.steps if isinstance(step, Rl)]
@@ -44,4 +45,4 @@ def with_arm(scenario: Scenario, arm: str) -> Scenario:
     fabrics: Any = (fabric,) if fabric else ()
     alone = msgspec.structs.replace(loops[0], policies=(policy,), fabrics=fabrics)
     steps = tuple(alone if step is loops[0] else step for step in scenario.steps)
-    return msgspec.structs.replace(scenario, steps=steps, checks=())
+    return msgspec.structs.replace(scenario, steps=steps)

@@ -32,6 +32,8 @@ class DaskCluster:
 
     def made(self, points: Sequence[Point]) -> Rows:
         """See `harness.sweeps.pool.Executor`."""
+        if not points:
+            return
         try:
             import distributed  # noqa: PLC0415
         except ImportError as error:
@@ -56,7 +58,7 @@ class DaskCluster:
                 for turn, point in enumerate(points)
             }
             try:
-                for future in dask.as_completed(list(asked)):
+                for future in dask.as_completed(list(asked), loop=client.loop):
                     yield _row(future, asked[future])
             finally:
                 client.cancel(list(asked), force=True)

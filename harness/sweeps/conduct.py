@@ -76,8 +76,9 @@ def make_points(
                     there[row.key] = rows[row.key] = row
                     watch(row, standing())
         except KeyboardInterrupt:
+            kept = folder.rows().keys() & {point.key for point in share}
             raise Interrupted(
-                f"stopped; {len(there)} of {len(share)} points are kept in {folder.path}."
+                f"stopped; {len(kept)} of {len(share)} points are kept in {folder.path}."
                 f" Go on with: {go_on}"
             ) from None
     return Made(rows, standing())

@@ -46,6 +46,8 @@ class Contest(NamedTuple):
 def conclusions(sweep: Sweep, results: Sequence[Result]) -> list[str]:
     """Return all of it as lines."""
     lines = [sweep.question, "", *_basis(sweep, results)]
+    if not any(result.performance for result in results):
+        return lines
     for merit, title in MERITS.items():
         lines += ["", f"## By {title}", "", *_winners(results, merit)]
     optical = [name for name, design in sweep.designs.items() if design.kind == "optical"]

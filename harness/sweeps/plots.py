@@ -178,6 +178,7 @@ def _cost_by_performance(sweep: Sweep, results: Sequence[Result]) -> Figure | No
         if rates[spot] is not None:
             said = f"{rates[spot]:g} {unit_of(RATE)}"
             axes.annotate(said, spot, (0, 7), textcoords="offset points", ha="center", fontsize=7)
+    axes.margins(y=0.1)
     axes.set_xlabel("network [M$]")
     axes.set_ylabel(f"{sweep.performance} [{unit_of_metric(sweep.performance)}]")
     varied = ", ".join(map(stem_of, free))

@@ -1,15 +1,11 @@
 """A small sweep of four places and three designs, and a measure that only reckons.
 
-Workers import the measures from here, by their names. A formula stands for the simulation: links
+Workers import measures by their names. A formula stands for the simulation: links
 of more Gbit/s help an electrical network most, and a circuit that switches slowly costs.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -83,40 +79,6 @@ def refuses_fast_links(point: Point) -> Measured:
     """Fail where links carry 400 Gbit/s."""
     if point.values["link_gbit_per_s"] == 400:
         raise BadFile("bench of this point", ["generated.link_gbit_per_s: 400 is too fast"])
-    return measure(point)
-
-
-def dies_at_seed_2(point: Point) -> Measured:
-    """Be killed, as by a machine that runs out of memory."""
-    if point.seed == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return measure(point)
-
-
-def never_ends_at_seed_2(point: Point) -> Measured:
-    """Be at work for ever."""
-    while point.seed == 2:
-        time.sleep(3600)
-    return measure(point)
-
-
-def takes_too_much_at_seed_2(point: Point) -> Measured:
-    """Ask for memory without end; what is held shows in the peak."""
-    held = [bytearray(2**26)]
-    while point.seed == 2:
-        held.append(bytearray(2**26))
-    return measure(point)
-
-
-def has_a_bug(point: Point) -> Measured:
-    """Raise what nobody foresaw, and print."""
-    sys.stdout.write("a measure may print\n")
-    raise ZeroDivisionError(f"seed {point.seed}")
-
-
-def takes_a_while(point: Point) -> Measured:
-    """Take long enough to be stopped half-way through a sweep."""
-    time.sleep(0.3)
     return measure(point)
 
 
