@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,6 +14,7 @@ from harness.clock import NS_PER_S
 from harness.fabric.topology import topology_of
 from harness.model.bench import Bench, Node, Tor
 from harness.model.simulation import (
+    Backend,
     Calibration,
     Collectives,
     Control,
@@ -52,34 +53,37 @@ class Wires:
         self.ended.append(self._clock.now_ns())
 
 
-def figures(table: type[msgspec.Struct], **values: float) -> Any:
+def figures(table: type[msgspec.Struct], values: Mapping[str, float]) -> dict[str, Figure]:
     """Return a table of figures: 0, or 1 where nothing goes on with none of it."""
-    found = {}
-    for name in table.__struct_fields__:
-        rate = name.endswith(("_per_s", "_share"))
-        if name != "backend":
-            found[name] = Figure(value=values.get(name, float(rate)))
-    return table(**found, **({"backend": "gloo"} if table is Collectives else {}))
+    names = [name for name in table.__struct_fields__ if name != "backend"]
+    rates = {name: float(name.endswith(("_per_s", "_share"))) for name in names}
+    return {name: Figure(value=values.get(name, rates[name])) for name in names}
 
 
-def calibration(**tables: dict[str, float]) -> Calibration:
+def calibration(backend: Backend = "gloo", **tables: dict[str, float]) -> Calibration:
     """Return figures that take no time, but for those that are given by table."""
     kinds = {
-        "network": Network, "control": Control, "collectives": Collectives,
-        "generation": Generation, "training": Training, "sync": Sync,
+        "network": Network, "control": Control, "generation": Generation,
+        "training": Training, "sync": Sync,
     }  # fmt: skip
-    found = {name: figures(kind, **tables.get(name, {})) for name, kind in kinds.items()}
-    return Calibration(name="test", date="2026-01-01", **found)
+    found: dict[str, Any] = {
+        name: kind(**figures(kind, tables.get(name, {}))) for name, kind in kinds.items()
+    }
+    joined = figures(Collectives, tables.get("collectives", {}))
+    return Calibration(
+        name="test", date="2026-01-01", **found,
+        collectives=Collectives(backend=backend, **joined),
+    )  # fmt: skip
 
 
-def world(nodes: int, **tables: dict[str, float]) -> World:
+def world(nodes: int, backend: Backend = "gloo", **tables: dict[str, float]) -> World:
     """Return nodes ``n0``... under one ToR."""
     bench = Bench(
         name="test", world="simulated", tors={"t0": Tor()},
         nodes={f"n{i}": Node(tor="t0") for i in range(nodes)},
     )  # fmt: skip
     clock = VirtualClock()
-    return World(bench, topology_of(bench), clock, calibration(**tables), Wires(clock))
+    return World(bench, topology_of(bench), clock, calibration(backend, **tables), Wires(clock))
 
 
 async def ask(labour: Labour, body: Message) -> Any:

@@ -77,7 +77,7 @@ class Crew:
 
     async def _together(self, what: Hashable, work: Callable[[], Awaitable[T]]) -> T:
         """Meet all nodes, do something once, and return its result to each."""
-        return await self._world.meet((*self._key, what), len(self.muster.ranks_of), work)
+        return await self._world.meet((self, what), len(self.muster.ranks_of), work)
 
     # -- who is where ---------------------------------------------------------------------------
 

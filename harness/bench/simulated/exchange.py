@@ -8,7 +8,7 @@ carried together: where nothing else changes they take as long as one after the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from harness.bench.simulated.world import Flow, World
@@ -63,14 +63,24 @@ class Exchange(NamedTuple):
         return at_ns
 
 
-def interconnect_of(world: World, gpu: str) -> Interconnect:
-    """Return what joins the ranks of a bench whose GPUs are such. Raises `UsageError`."""
+def interconnect_of(world: World, gpu: str, env: Mapping[str, str] | None = None) -> Interconnect:
+    """Return what joins the ranks of a bench whose GPUs are such; `env` has NCCL's variables.
+
+    Raises `UsageError` on a GPU that nobody measured.
+    """
     figures, topology = world.figures, world.topology
     nics = max(len(place.nics) for place in topology.nodes.values())
     rate = topology.rates.link_mbit_per_s / MBIT_PER_S_OF_A_GB * figures.network.link_share.value
     if figures.collectives.backend == "gloo":
         return collectives.gloo(figures.collectives, nics=nics, nic_gb_per_s=rate)
-    return collectives.nccl(gpu, nics=nics, nic_gb_per_s=rate)
+    asked = env or {}
+    return collectives.nccl(
+        gpu,
+        nics=nics,
+        nic_gb_per_s=rate,
+        algorithms=asked.get("NCCL_ALGO", ""),
+        protocols=asked.get("NCCL_PROTO", ""),
+    )
 
 
 class Exchanges:
