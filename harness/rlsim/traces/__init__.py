@@ -1,0 +1,1 @@
+"""Execution traces: read, checked at the door, and replayed on the network of a bench."""
