@@ -230,10 +230,10 @@ class Generation:
 
     async def _on_watch(self, asked: Watch) -> Message:
         engines, clock = self._engines, self._world.clock
-        stirred = await engines.outputs.news(asked.after, asked.wait_ns)
+        wanted = await engines.outputs.news(asked.after, asked.wait_ns)
         now_ns = clock.now_ns()
         living = {name: crew for name, crew in engines.up.items() if not crew.dead}
-        if report := stirred or now_ns >= self._reported_ns + asked.wait_ns:
+        if report := wanted or now_ns >= self._reported_ns + asked.wait_ns:
             self._reported_ns = now_ns
             for crew in living.values():
                 crew.pace.report(now_ns)

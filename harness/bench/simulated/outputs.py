@@ -57,8 +57,8 @@ class Outputs:
     async def news(self, number: int, wait_ns: int) -> bool:
         """Wait until there is something urgent after `number`, other news, or `wait_ns` is over.
 
-        Returns whether there was other news. Those up to `number` are forgotten. A later watch ends
-        this one. Raises `Forgotten`.
+        Returns whether there was other news, or a later watch, which ends this one: both want to
+        know where all stands. Those up to `number` are forgotten. Raises `Forgotten`.
         """
         self._forget(number)
         self._watch = watch = self._watch + 1
@@ -72,7 +72,7 @@ class Outputs:
                 break
             await self._wait(min(due_ns, until_ns) - now_ns)
         stirred, self._stirred = self._stirred, False
-        return stirred
+        return stirred or watch != self._watch
 
     def kept(self) -> tuple[int, tuple[Output, ...]]:
         """Return the outputs that are here, as many as fit, and the last one's number."""
