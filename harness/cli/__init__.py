@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sim": ("harness.cli.sim:sim", "Simulate a scenario: the same orchestration, at any scale."),
     "sweep": ("harness.cli.sweep:sweep", "Simulate a scenario at many points, and compare."),
     "compare": ("harness.cli.compare:compare", "How far a simulation is off what was measured."),
+    "trace": ("harness.cli.trace:trace", "Check execution traces, and replay them."),
     "calibrate": ("harness.cli.calibrate:calibrate", "Measure what a bench does."),
     "report": ("harness.cli.report:report", "Tell what a run found."),
     "recover": ("harness.cli.run:recover", "Put the switches of a killed run back."),

@@ -49,7 +49,7 @@ def replayed(laid: Laid, ground: Ground, *, keep_spans: bool = False) -> tuple[R
         Talks(interconnect, seats, wires),
         wires,
         round(figures.network.latency_us.value * NS_PER_US),
-        {rank: ground.speeds.get(node, 1.0) for rank, (node, _) in enumerate(seats)},
+        {rank: ground.speed(node) for rank, (node, _) in enumerate(seats)},
         keep_spans=keep_spans,
     )
     replay.run()
@@ -121,8 +121,9 @@ def _basis(laid: Laid, ground: Ground) -> Iterator[str]:
     if laid.meetings.all:
         gpu = f" on {laid.trace.gpu.kind}" if backend == "nccl" else ""
         yield f"collectives: {backend}{gpu}, by its model, or tables where the column basis says so"
-    if slowed := [f"{node} {speed:g}" for node, speed in ground.speeds.items()]:
-        yield f"speeds: {', '.join(slowed)} times that of the trace"
+    speeds = {node: ground.speed(node) for node in ground.topology.nodes}
+    if others := [f"{node} {speed:g}" for node, speed in speeds.items() if speed != 1]:
+        yield f"speeds: {', '.join(others)} times that of the trace"
     sizes = [meeting.bytes for meeting in laid.meetings.all]
     loads: list[tuple[str, float]] = [
         ("ranks", laid.trace.ranks),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +18,6 @@ from harness.model.load import load_bench, load_calibration
 from harness.model.scenario import Shape
 from harness.model.simulation import Calibration
 from harness.rlsim.tables import Table
-from harness.rlsim.traces.model import Gpu, Trace
 
 Circuits = Literal["dark", "ring", "pairs"]
 
@@ -35,6 +34,11 @@ class Ground:
     lit: frozenset[Link] = frozenset()
     speeds: Mapping[str, float] = field(default_factory=dict)
     tables: Sequence[Table] = ()
+
+    def speed(self, node: str) -> float:
+        """Return how fast a node computes: as was said, else by the bench, else as the trace."""
+        own: float = getattr(self.bench.nodes[node], "speed", 1.0)
+        return self.speeds.get(node, own)
 
 
 def ground_of(
@@ -74,16 +78,3 @@ def ground_of(
         raise UsageError(f"{bench_path}: --circuits {circuits}: no two ToRs can be joined by any")
     figures = load_calibration(named)
     return Ground(bench, topology, figures, pod, circuits, lit, speeds or {}, tables)
-
-
-def with_gpu(trace: Trace, gpu: Gpu) -> Trace:
-    """Return a trace of other GPUs, as far as these are said."""
-    own = trace.gpu
-    return replace(
-        trace,
-        gpu=Gpu(
-            gpu.kind or own.kind,
-            gpu.flop_per_s or own.flop_per_s,
-            gpu.memory_bytes_per_s or own.memory_bytes_per_s,
-        ),
-    )

@@ -9,7 +9,7 @@ bytes as nccl-tests counts them (`harness.model.busbw`). Pure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from harness.model.bench import Strict
@@ -108,6 +108,12 @@ class Trace:
     gpu: Gpu = Gpu()  # noqa: RUF009 - it is immutable
     notes: tuple[str, ...] = ()
     """What a reader should know of how it was read."""
+
+    def on(self, gpu: Gpu) -> Trace:
+        """Return the same of other GPUs, as far as they are said."""
+        own = self.gpu
+        kind, memory = gpu.kind or own.kind, gpu.memory_bytes_per_s or own.memory_bytes_per_s
+        return replace(self, gpu=Gpu(kind, gpu.flop_per_s or own.flop_per_s, memory))
 
     @property
     def ranks(self) -> int:

@@ -79,7 +79,7 @@ class Talks:
     """All that ranks say to each other; `seats` by rank."""
 
     def __init__(self, interconnect: Interconnect, seats: Sequence[Place], wires: Wires) -> None:
-        self._interconnect, self._seats, self._wires = interconnect, seats, wires
+        self._interconnect, self.seats, self._wires = interconnect, seats, wires
         self._planned: dict[tuple[Op, int, bool, tuple[Place, ...]], Planned] = {}
         """By what decides them: groups that lie alike do alike."""
         self._talks: dict[tuple[Op, int, bool, Ranks], Talk] = {}
@@ -99,7 +99,7 @@ class Talks:
         nodes: dict[str, str] = {}
         pattern = []
         for rank in ranks:
-            node, gpu = self._seats[rank]
+            node, gpu = self.seats[rank]
             pattern.append((nodes.setdefault(node, str(len(nodes))), gpu))
         key = (op, size_bytes, one_way, tuple(pattern))
         if key not in self._planned:
@@ -121,13 +121,13 @@ class Talks:
         return Stage(stage.latency_ns, stage.local_ns, Paths.of(paths), np.array(sizes))
 
     def _told(self, rank: int) -> str:
-        node, gpu = self._seats[rank]
+        node, gpu = self.seats[rank]
         return f"rank {rank} (GPU {gpu} of {node})"
 
     def _ways(self, hop: Hop, ranks: Ranks) -> list[tuple[int, ...]]:
         nodes = self._wires.topology.nodes
-        source = nodes[self._seats[ranks[hop.sender]][0]]
-        node, gpu = self._seats[ranks[hop.receiver]]
+        source = nodes[self.seats[ranks[hop.sender]][0]]
+        node, gpu = self.seats[ranks[hop.receiver]]
         if self._interconnect.backend == "gloo":
             return [self._wires.path(*way) for way in over_all(source, nodes[node])]
         return [self._wires.path(*over_rail(source, nodes[node], gpu))]
