@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from labour_world import ask, ask_all, virtually, world
 from msgspec.structs import replace
 
+from harness.bench.simulated.porter import Porter
 from harness.bench.simulated.training import Busy, NotOpen, Training
 from harness.bench.simulated.world import World
 from harness.clock import NS_PER_MS, NS_PER_S
@@ -40,6 +41,7 @@ from harness.wire.training import (
     TrainStep,
     WatchTraining,
 )
+from harness.wire.weights import ExpectWeights, OpenPorter, SendWeights
 
 PROFILES = Path(__file__).parents[2] / "scenarios" / "profiles"
 SMALL = ModelShape(
@@ -298,6 +300,27 @@ def test_weights_are_gathered_where_writers_are_and_the_last_two_stay() -> None:
         assert kept == [False, True, True]
         await ask_all(pod.nodes, CloseTraining())
         assert not [key for key in pod.world.shared if key[0] == "weights"]
+
+    virtually(test())
+
+
+def test_published_weights_are_what_porters_carry() -> None:
+    async def test() -> None:
+        of = world(2, **FIGURES)
+        pod = Pod(spec("DP2"), of)
+        await pod.open()
+        published = (await ask_all(pod.nodes, PublishWeights(version=0)))[0]
+        porters = [Porter(of, name) for name in of.bench.nodes]
+        listen = [await ask(p, OpenPorter(address=p.node)) for p in porters]
+        arriving = asyncio.create_task(ask(porters[1], ExpectWeights(transfer="t", version=5)))
+        body = SendWeights(
+            transfer="t", version=5, path=published.path, children=(listen[1].listen,),
+            bucket_bytes=2**16, stall_ns=NS_PER_S,
+        )  # fmt: skip
+        assert (await ask(porters[0], body)).checksum == published.checksum
+        arrived = await arriving
+        there = of.shared["weights", "n1", arrived.path]
+        assert there == (5, published.bytes, published.checksum)
 
     virtually(test())
 

@@ -14,8 +14,8 @@ from harness.bench.simulated.exchange import Exchanges, Ranks, interconnect_of
 from harness.bench.simulated.loop import Loop
 from harness.bench.simulated.muster import Muster
 from harness.bench.simulated.world import World
-from harness.errors import InfrastructureError
 from harness.model.busbw import counts
+from harness.model.intake import Refused
 from harness.model.scenario import Dtype, Op
 from harness.tasks import together
 from harness.wire.messages import Groups, RankSamples, RunCollective, StartRanks, StartTraffic
@@ -23,10 +23,6 @@ from harness.wire.messages import Groups, RankSamples, RunCollective, StartRanks
 T = TypeVar("T")
 
 _PLACE = "company"
-
-
-class Refused(InfrastructureError):
-    """What is asked cannot be, as things are."""
 
 
 class Company:

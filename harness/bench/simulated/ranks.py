@@ -9,11 +9,12 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from harness.bench.simulated.company import Company, Refused
+from harness.bench.simulated.company import Company
 from harness.bench.simulated.loop import Loop
 from harness.bench.simulated.world import Verb, World
 from harness.clock import NS_PER_S
 from harness.model.gate import Gate, Watch
+from harness.model.intake import Refused
 from harness.model.nccl import NCCL_ALLOWED
 from harness.wire.messages import (
     DestroyGroups,
