@@ -124,7 +124,7 @@ class Training:
 
     async def _on_step(self, asked: TrainStep) -> Message:
         crew, known = self._opened, self._steps.get(asked.version)
-        if known is None:
+        if known is None or (known.done() and not known.cancelled() and known.exception()):
             self._require(asked.version, "cannot be stepped from")
             known = asyncio.create_task(self._step(crew, asked))
             self._steps = {asked.version: known}
