@@ -50,6 +50,10 @@ class Control(Strict, frozen=True, kw_only=True):
     """A switch takes a change and reads it back, beyond the time that its mirrors move."""
     light_ms: Figure
     """From mirrors at rest to light that is told."""
+    serial_ms: Figure = Figure(value=0.0, source="none is stated")
+    """One exchange with a switch takes so much longer over a serial line."""
+    ssh_ms: Figure = Figure(value=0.0, source="none is stated")
+    """The same over an SSH session."""
 
 
 class Collectives(Strict, frozen=True, kw_only=True):
@@ -73,8 +77,10 @@ class Generation(Strict, frozen=True, kw_only=True):
     weights_gb_per_s: Figure
     """Of what is really copied (scaled)."""
     kv_cache_s: Figure
+    kv_fixed_s: Figure = Figure(value=0.0, source="none is stated")
+    """KV is sent from engine to engine: ranks find each other, whatever its size."""
     kv_gb_per_s: Figure
-    """KV that is sent from engine to engine: what hosts can do, beside the network."""
+    """The same: what hosts can do, beside the network."""
     step_share: Figure
     """Steps really take this much of the profile's time."""
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from random import Random
 from typing import Any
 
 import pytest
+from msgspec import structs
 from simulated_fabric import (
     CHANGE_MS,
+    CONTROL,
     LIGHT_MS,
     READ_MS,
     SWITCH_MS,
@@ -30,9 +33,11 @@ from drivers.errors import (
     Unreachable,
 )
 from harness.bench.base import Switched
-from harness.bench.simulated.units import Unit
+from harness.bench.simulated.line import Line
+from harness.bench.simulated.units import Unit, behaviour
 from harness.clock import NS_PER_MS
-from harness.model.bench import Bench, Links
+from harness.model.bench import Bench, Links, Switch
+from harness.model.simulation import Figure
 
 A = Matching.of([(1, 9), (2, 10)])
 B = Matching.of([(1, 10), (2, 9)])
@@ -76,23 +81,35 @@ def test_a_change_is_dark_at_once_and_lit_when_the_mirrors_have_moved() -> None:
         assert ms_of(done.applied.done_ns) == sent_ms + CHANGE_MS
         assert done.applied.delta == Delta.between(EMPTY, A)
         assert done.dark is None
-        told_ms = sent_ms + SWITCH_MS + METER_MS + LIGHT_MS
+        told_ms = sent_ms + CHANGE_MS + SWITCH_MS + METER_MS + LIGHT_MS
         assert ms_of(done.light_ns) == small.now_ms() == pytest.approx(told_ms)
         assert ms_of(done.device_ns) == pytest.approx(told_ms)
         assert await unit.read() == A
         assert unit.mirrors.lit == {1: 9, 2: 10}
-        # what stays is never dark; what moves is, from the command on
+        # what stays is never dark; what moves is, from when the command is obeyed
         async with asyncio.timeout(60):
             switching = asyncio.create_task(unit.switch(C))
             begun_ms = small.now_ms()
-            await small.sleep_ms(READ_MS + 0.01)
+            await small.sleep_ms(READ_MS + CHANGE_MS + 0.01)
             assert unit.mirrors.lit == {1: 9}
             await small.sleep_ms(SWITCH_MS)
             assert unit.mirrors.lit == {1: 9, 2: 11}
-            assert small.now_ms() - begun_ms == pytest.approx(READ_MS + SWITCH_MS + 0.01)
+            took_ms = READ_MS + CHANGE_MS + SWITCH_MS + 0.01
+            assert small.now_ms() - begun_ms == pytest.approx(took_ms)
             assert (await switching).applied.delta.keep == ((1, 9),)
 
     play(body)
+
+
+@pytest.mark.parametrize(("url", "longer_ms"), [("ssh://admin@", 4.0), ("serial://", 16.0)])
+def test_an_exchange_takes_longer_over_some_lines(url: str, longer_ms: float) -> None:
+    spec = Switch(driver="polatis-scpi", url=url, ports="1-8,17-24")
+    figures = structs.replace(CONTROL, serial_ms=Figure(value=16.0), ssh_ms=Figure(value=4.0))
+    line = Line(spec, behaviour("agg0", spec, 0.0), figures, Random(1))
+    line.read()
+    assert ms_of(line.now_ns) == READ_MS + longer_ms
+    receipt = line.rewire((), [(1, 17)])
+    assert ms_of(receipt.acknowledged_ns - receipt.sent_ns) == CHANGE_MS + longer_ms
 
 
 def test_nothing_to_change_takes_a_look_at_the_map() -> None:

@@ -73,7 +73,7 @@ async def send(
 
     Returns the bytes of each that arrived. All are sent at once, and arrive together, or none does.
     """
-    node, layout = source
+    (node, layout), figures = source, world.figures.generation
     landing = _found(world, to)
     tokens = {request.id: request.kv_tokens for request in left if request.kv_tokens}
     if landing is None or not tokens:
@@ -84,9 +84,10 @@ async def send(
     total = sum(sent_bytes.values())
     try:
         async with asyncio.timeout(SEND_S):
+            await world.takes(figures.kv_fixed_s)
             await asyncio.gather(
                 world.network.carry([Flow(node, landing.node, total)]),
-                world.takes(total / (world.figures.generation.kv_gb_per_s.value * 1e9)),
+                world.takes(total / (figures.kv_gb_per_s.value * 1e9)),
             )
     except TimeoutError:
         return {}

@@ -51,8 +51,12 @@ class Line:
         self._url, self._serial = spec.url, spec.url.startswith("serial:")
         self._timeout_ns = round(spec.exchange_timeout_s * NS_PER_S)
         answer_ns = round(config.timing.answer_ms * NS_PER_MS)
-        self._read_ns = answer_ns + round(control.read_ms.value * NS_PER_MS)
-        self._rewire_ns = answer_ns + round(control.switch_ms.value * NS_PER_MS)
+        line_ms = _beyond_tcp_ms(spec.url, control)
+        self._read_ns = answer_ns + round((control.read_ms.value + line_ms) * NS_PER_MS)
+        takes_ns = round((control.switch_ms.value + line_ms) * NS_PER_MS)
+        self._rewire_ns = answer_ns + takes_ns
+        self._acts_ns = min(takes_ns, self._timeout_ns)
+        """A command that has come is obeyed, whenever the answer comes."""
         self.window_ns = 10 * NS_PER_MS << (config.optics.averaging - 1)
         self._boot_ns = round(config.timing.boot_ms * NS_PER_MS)
         self._fates = Fates(config.faults)
@@ -91,10 +95,11 @@ class Line:
         refused: list[Circuit] = []
         for gone, come in _messages(drop, make):
             sent_ns = self.now_ns
-            changes = [self.model.disconnect([a for a, _ in gone], sent_ns)] if gone else []
-            changes += [self.model.connect(come, sent_ns)] if come else []
+            acts_ns = sent_ns + self._acts_ns
+            changes = [self.model.disconnect([a for a, _ in gone], acts_ns)] if gone else []
+            changes += [self.model.connect(come, acts_ns)] if come else []
             for change in changes:
-                self._carry_out(change)
+                self._carry_out(change, acts_ns)
                 refused += change.refused
             try:
                 self._exchange(Answer(b"?", tuple(changes), is_query=True), self._rewire_ns)
@@ -154,9 +159,9 @@ class Line:
         self._fates.replace(faults)
         self.mirrors.carry_out(change, self.now_ns)
 
-    def _carry_out(self, change: Change) -> None:
+    def _carry_out(self, change: Change, acts_ns: int) -> None:
         self._due += [lighting.at_ns for lighting in change.light]
-        self.mirrors.carry_out(change, self.now_ns)
+        self.mirrors.carry_out(change, acts_ns)
 
     def _exchange(self, answer: Answer, takes_ns: int) -> None:
         """Wait for an answer; raises what comes instead of it."""
@@ -194,6 +199,12 @@ class Line:
     def _wait(self, duration_ns: int) -> None:
         self.now_ns += duration_ns
         self.waited_ns += duration_ns
+
+
+def _beyond_tcp_ms(url: str, control: Control) -> float:
+    """Return how much longer an exchange takes than over TCP."""
+    longer = {"serial": control.serial_ms, "ssh": control.ssh_ms}.get(url.partition(":")[0])
+    return longer.value if longer else 0.0
 
 
 def _messages(
