@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from harness.rlsim.traces.model import (
@@ -89,8 +89,7 @@ def problems(nodes: Sequence[Node], gpu: Gpu) -> Iterator[str]:
             if id_ not in counts:
                 yield f"{told(node)}: depends on node {id_}, which is not there"
     graph = graph_of(nodes)
-    if len(graph.order) < len(nodes):
-        yield f"a cycle of dependencies: {_cycle(nodes, graph)}"
+    yield from (f"a cycle of dependencies: {cycle}" for cycle in _cycles(nodes, graph))
 
 
 def _figures(node: Node, gpu: Gpu) -> Iterator[str]:
@@ -126,24 +125,34 @@ def _rates(node: Compute | Memory, gpu: Gpu) -> Iterator[str]:
             yield f"states {what}, but nothing says at what rate: {option}, or {key} in the trace"
 
 
-def _cycle(nodes: Sequence[Node], graph: Graph) -> str:
-    """Return one cycle in words, from its node that is listed first."""
-    ordered = set(graph.order)
-    before: list[list[int]] = [[] for _ in nodes]
-    for at, followers in enumerate(graph.followers):
-        for follower in followers:
+def _cycles(nodes: Sequence[Node], graph: Graph) -> Iterator[str]:
+    """Yield cycles in words that share no node, each from its node that is listed first."""
+    left = sorted({*range(len(nodes))} - {*graph.order})
+    before: dict[int, list[int]] = {at: [] for at in left}
+    for at in left:
+        for follower in graph.followers[at]:
             before[follower].append(at)
-    at = next(at for at in range(len(nodes)) if at not in ordered)
+    while left:
+        cycle = _cycle(left[0], before)
+        shown = [told(nodes[at]) for at in cycle[:SHOWN_MAX]]
+        if len(cycle) > SHOWN_MAX:
+            shown.append(f"... ({len(cycle) - SHOWN_MAX} more)")
+        yield " -> ".join([*shown, told(nodes[cycle[0]])])
+        gone = set(cycle)
+        while gone:  # and whoever now waits for none that is left
+            left = [at for at in left if at not in gone]
+            before = {at: [one for one in before[at] if one not in gone] for at in left}
+            gone = {at for at in left if not before[at]}
+
+
+def _cycle(at: int, before: Mapping[int, Sequence[int]]) -> list[int]:
+    """Return one that is reached from a node over those it waits for; all wait for some."""
     seen: dict[int, int] = {}
     path: list[int] = []
-    while at not in seen:  # whoever is not in the order waits for another one that is not
+    while at not in seen:
         seen[at] = len(path)
         path.append(at)
-        at = next(earlier for earlier in before[at] if earlier not in ordered)
+        at = before[at][0]
     cycle = path[seen[at] :][::-1]  # from who is waited for to who waits
     first = cycle.index(min(cycle))
-    cycle = cycle[first:] + cycle[:first]
-    shown = [told(nodes[at]) for at in cycle[:SHOWN_MAX]]
-    if len(cycle) > SHOWN_MAX:
-        shown.append(f"... ({len(cycle) - SHOWN_MAX} more)")
-    return " -> ".join([*shown, told(nodes[cycle[0]])])
+    return cycle[first:] + cycle[:first]

@@ -112,5 +112,7 @@ def zigzag(value: int) -> int:
 
 def fixed(code: str, data: bytes) -> float:
     """Return a number of fixed size; `code` is its letter in `struct`."""
+    if len(data) != struct.calcsize(f"<{code}"):
+        raise ValueError(f"a number of {len(data)} bytes")
     found: float = struct.unpack(f"<{code}", data)[0]
     return found
