@@ -25,7 +25,7 @@ from harness.model.requests import Carried, Event
 from harness.rlsim.engine import Engine
 from harness.scheduling.compute import Compute
 from harness.scheduling.migration import By, estimates_of
-from harness.scheduling.router import Candidate, Wanted, nowhere, route
+from harness.scheduling.router import Candidate, Router, Wanted, nowhere
 from harness.scheduling.view import Finished, Move, Moved, Requests, View
 
 LINK_BYTES_PER_S = 50e9
@@ -225,19 +225,19 @@ class Fleet:
         """
         if not self._queue or not self.engines:
             return
-        everywhere = {name: self._candidate(engine) for name, engine in self.engines.items()}
+        router = Router(map(self._candidate, self.engines.values()))
         passed: list[Job] = []
-        while self._queue and any(candidate.takes(1) for candidate in everywhere.values()):
+        while self._queue and not router.is_full:
             job = self._queue.popleft()
-            bound = everywhere.get(job.assigned)
+            bound = router[job.assigned]
             if job.assigned in self.coming or (bound and not bound.takes(1)):
                 passed.append(job)
                 continue
             wanted = self._wanted(job)
-            if chosen := route(wanted, everywhere.values()):
+            if chosen := router.route(wanted):
                 self._send(job, self.engines[chosen.name])
-                everywhere[chosen.name] = self._candidate(self.engines[chosen.name])
-            elif not self.coming and (why := nowhere(wanted, list(everywhere.values()))):
+                router.replace(self._candidate(self.engines[chosen.name]))
+            elif not self.coming and (why := nowhere(wanted, router.candidates)):
                 raise UsageError(f"request {job.id} can run nowhere: {why}")
             else:
                 passed.append(job)

@@ -1,4 +1,4 @@
-"""Which instance does a request go to? A pure function of what is known at the moment.
+"""Which instance does a request go to? By what is known at the moment, and nothing else.
 
 To the least loaded one: where a request would wait least for each of its tokens. But a request
 whose earlier turn was somewhere finds its KV there, so it goes back unless that instance is loaded
@@ -11,7 +11,8 @@ except to tell what an instance could never hold. Lengths in tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 STICKY_MARGIN = 0.25
@@ -70,18 +71,70 @@ class Wanted:
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
-def route(wanted: Wanted, candidates: Iterable[Candidate]) -> Candidate | None:
-    """Return where to send a request; None: nowhere just now."""
-    able = {
-        candidate.name: candidate
-        for candidate in candidates
-        if _could(wanted, candidate) and candidate.takes(wanted.known_tokens)
-    }
-    if not able:
-        return None
-    least = min(able.values(), key=lambda c: (c.load, c.name != wanted.sibling))
-    home = able.get(wanted.home)
-    return home if home is not None and not _overloaded(home, least) else least
+class Router:
+    """Where requests go, one after the other, as long as nothing else changes the candidates.
+
+    The least loaded one is at hand at any time: a fleet of a thousand instances costs a request
+    no more than one of ten.
+    """
+
+    def __init__(self, candidates: Iterable[Candidate]) -> None:
+        self.candidates = list(candidates)
+        self._at = {candidate.name: at for at, candidate in enumerate(self.candidates)}
+        self._by_load = [(candidate.load, at) for at, candidate in enumerate(self.candidates)]
+        heapq.heapify(self._by_load)
+
+    def __getitem__(self, name: str) -> Candidate | None:
+        at = self._at.get(name)
+        return None if at is None else self.candidates[at]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no candidate takes even the shortest request."""
+        return self._least(lambda candidate: candidate.takes(1)) is None
+
+    def route(self, wanted: Wanted) -> Candidate | None:
+        """Return where to send a request; None: nowhere just now."""
+
+        def is_able(candidate: Candidate) -> bool:
+            return _could(wanted, candidate) and candidate.takes(wanted.known_tokens)
+
+        def able(name: str) -> Candidate | None:
+            candidate = self[name]
+            return candidate if candidate is not None and is_able(candidate) else None
+
+        if wanted.only:
+            return able(wanted.only)
+        least = self._least(is_able)
+        if least is None:
+            return None
+        sibling, home = able(wanted.sibling), able(wanted.home)
+        if sibling is not None and sibling.load <= least.load:
+            least = sibling
+        return home if home is not None and not _overloaded(home, least) else least
+
+    def replace(self, candidate: Candidate) -> None:
+        """Take a candidate as it is now: with one request more, and no less loaded than before."""
+        at = self._at[candidate.name]
+        self.candidates[at] = candidate
+        heapq.heappush(self._by_load, (candidate.load, at))
+
+    def _least(self, is_wanted: Callable[[Candidate], bool]) -> Candidate | None:
+        """Return the first by load that is wanted; what can take nothing any more is let go."""
+        found: Candidate | None = None
+        passed: list[tuple[float, int]] = []
+        while self._by_load:
+            load, at = self._by_load[0]
+            candidate = self.candidates[at]
+            if load == candidate.load and candidate.takes(1):
+                if is_wanted(candidate):
+                    found = candidate
+                    break
+                passed.append((load, at))
+            heapq.heappop(self._by_load)
+        for entry in passed:
+            heapq.heappush(self._by_load, entry)
+        return found
 
 
 def seat(wanted: Wanted, candidates: Iterable[Candidate]) -> Candidate | None:

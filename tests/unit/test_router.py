@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from harness.model.layout import Layout
-from harness.scheduling.router import WAITING_MAX, Candidate, Wanted, nowhere, route, seat
+from harness.scheduling.router import (
+    STICKY_MARGIN,
+    STICKY_REQUESTS,
+    WAITING_MAX,
+    Candidate,
+    Router,
+    Wanted,
+    nowhere,
+    seat,
+)
 from harness.scheduling.speed import Speeds
 from harness.scheduling.watchdog import RESTARTS_MAX, look, may_restart, stalled
 
@@ -21,7 +33,7 @@ def at(name: str, requests: int = 0, **more: Any) -> Candidate:
 
 
 def chosen(wanted: Wanted, *candidates: Candidate) -> str | None:
-    found = route(wanted, candidates)
+    found = Router(candidates).route(wanted)
     return found and found.name
 
 
@@ -100,3 +112,66 @@ def test_no_work_done_for_the_stated_time_is_a_stall() -> None:
 
 def test_restarts_end() -> None:
     assert [may_restart(n) for n in (0, RESTARTS_MAX - 1, RESTARTS_MAX)] == [True, True, False]
+
+
+def by_looking_at_all(wanted: Wanted, candidates: list[Candidate]) -> Candidate | None:
+    """The rule in one place: what the router must come to however it looks."""
+    able = [
+        c
+        for c in candidates
+        if wanted.length_tokens <= c.length_max_tokens
+        and wanted.only in ("", c.name)
+        and c.name not in wanted.refused
+        and c.takes(wanted.known_tokens)
+    ]
+    if not able:
+        return None
+    least = min(able, key=lambda c: (c.load, c.name != wanted.sibling))
+    home = next((c for c in able if c.name == wanted.home), None)
+    if home is None:
+        return least
+    more = home.requests - least.requests > STICKY_REQUESTS
+    overloaded = more and home.load > least.load * (1 + STICKY_MARGIN)
+    return least if overloaded else home
+
+
+NAMES = st.sampled_from(["", "i0", "i1", "i2", "i3", "gone"])
+WANTED = st.builds(
+    Wanted,
+    known_tokens=st.integers(1, 60),
+    length_tokens=st.integers(1, 120),
+    home=NAMES,
+    sibling=NAMES,
+    only=st.sampled_from(["", "", "", "i1", "gone"]),
+    refused=st.dictionaries(st.sampled_from(["i0", "i2"]), st.just("no"), max_size=1),
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 5), st.integers(0, 5), st.integers(1, 6), st.integers(0, 100),
+            st.sampled_from([50, 100]), st.sampled_from([50.0, 100.0]), st.booleans(),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.lists(WANTED, min_size=1, max_size=20),
+)  # fmt: skip
+def test_however_many_are_routed_each_gets_what_looking_at_all_would_give(
+    rows: list[tuple[int, int, int, int, int, float, bool]], many: list[Wanted]
+) -> None:
+    candidates = [
+        Candidate(f"i{i}", accepting, requests, waiting, seats, kv, length, speed)
+        for i, (requests, waiting, seats, kv, length, speed, accepting) in enumerate(rows)
+    ]
+    router = Router(candidates)
+    for wanted in many:
+        expected, found = by_looking_at_all(wanted, candidates), router.route(wanted)
+        assert found is expected
+        assert router.is_full == (not any(candidate.takes(1) for candidate in candidates))
+        if found is not None:
+            found.requests += 1
+            found.waiting += 1
+            found.kv_free_tokens -= wanted.known_tokens
+            router.replace(found)

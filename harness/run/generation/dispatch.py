@@ -12,7 +12,7 @@ from harness.run.generation.changes import Background
 from harness.run.generation.ledger import Entry
 from harness.run.generation.places import Place
 from harness.run.generation.roster import Roster
-from harness.scheduling.router import Candidate, Wanted, nowhere, route, seat
+from harness.scheduling.router import Candidate, Router, Wanted, nowhere, seat
 from harness.wire.asks import CommandFailed
 from harness.wire.generation import Submit, Submitted, Work
 
@@ -140,26 +140,27 @@ class Dispatcher:
 
     def _assign(self) -> dict[str, list[str]]:
         """Take from the queue whatever has a place now; returns it by instance, noted as sent."""
+        if not self._queue:
+            return {}
         living = self._roster.living
-        everywhere = {place.name: self._candidate(place) for place in living}
+        router = Router(map(self._candidate, living))
         found: dict[str, list[str]] = {}
         passed: list[str] = []
         looked_past = 0  # of those that any could have: one that is bound is in nobody's way
-        while self._queue and looked_past < LOOK_PAST_MAX:
-            if not any(candidate.takes(1) for candidate in everywhere.values()):
-                break
+        while self._queue and looked_past < LOOK_PAST_MAX and not router.is_full:
             entry = self._ledger.entries[self._queue.popleft()]
-            bound = everywhere.get(entry.assigned)
+            bound = router[entry.assigned]
             coming = bound is None and entry.assigned and self._changing()
             if coming or (bound is not None and not bound.takes(1)):
                 passed.append(entry.id)
                 continue
             wanted = self._wanted_of(entry, living)
-            if chosen := route(wanted, everywhere.values()):
+            if chosen := router.route(wanted):
                 self._note_sent(entry.id, self._places[chosen.name])
                 found.setdefault(chosen.name, []).append(entry.id)
                 self._took(chosen, wanted.known_tokens)
-            elif reason := self._nowhere(wanted, list(everywhere.values())):
+                router.replace(chosen)
+            elif reason := self._nowhere(wanted, router.candidates):
                 self._refuse(entry, reason)
             else:
                 passed.append(entry.id)

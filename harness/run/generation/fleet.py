@@ -109,6 +109,7 @@ class Fleet:
         )
         self._watching = Watching(
             self._roster,
+            nodes=len(gpus_of),
             stall_ns=stall_ns,
             queue=lambda ids: self._dispatcher.queue(ids, ahead=True),
             give_up=self._keeper.give_up,

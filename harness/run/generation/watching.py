@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 
@@ -13,12 +14,13 @@ from harness.run.generation.places import Place
 from harness.run.generation.roster import Roster
 from harness.run.session import MESSAGE_NS
 from harness.scheduling.watchdog import look, stalled
+from harness.tasks import beside
 from harness.wire.generation import Happened, Output, Stats, Watch
 
 WATCH_NS = 250 * NS_PER_MS
-"""How long a node may be silent; then it tells its stats at least."""
-PROGRESS_NS = 250 * NS_PER_MS
-"""Between two rows of an instance's progress."""
+"""How long a node may be silent; then it tells its stats at least. More where nodes are many."""
+ANSWERS_PER_S = 32
+"""Of nodes that have only progress to tell: a coordinator that hears more is busy with hearing."""
 RATE_NS = NS_PER_S
 """Over how long a service rate is taken: tokens come in portions, which must not look like it."""
 
@@ -34,12 +36,16 @@ class Watching:
         self,
         roster: Roster,
         *,
+        nodes: int,
         stall_ns: int,
         queue: Callable[[Iterable[str]], None],
         give_up: Callable[[Place, str], None],
     ) -> None:
         self._roster, self._stall_ns = roster, stall_ns
         self._queue, self._give_up = queue, give_up
+        self._watch_ns = max(WATCH_NS, nodes * NS_PER_S // ANSWERS_PER_S)
+        self._hurried: dict[str, asyncio.Future[None]] = {}
+        """By node, done where somebody cannot wait for it to speak by itself."""
         self._asked: Counter[str] = Counter()
         self._answered: Counter[str] = Counter()
         self._upto: Counter[str] = Counter()
@@ -55,8 +61,11 @@ class Watching:
         )
 
     async def caught_up(self, nodes: Iterable[str], timeout_ns: int) -> bool:
-        """Wait until all that these nodes have to tell by now is known."""
+        """Wait until all that these nodes have to tell by now is known; they are asked at once."""
         rounds = {node: self._asked[node] + 1 for node in nodes}
+        for node in rounds:
+            if (hurried := self._hurried.get(node)) and not hurried.done():
+                hurried.set_result(None)
         return await self._roster.changes.until(
             lambda: all(
                 self._answered[node] >= round_ or node in self._roster.nodes.lost
@@ -67,13 +76,17 @@ class Watching:
 
     async def watch(self, node: str) -> None:
         """Watch a node until it is lost."""
+        wait_ns = self._watch_ns
         while True:
             self._asked[node] += 1
-            body = Watch(after=self._upto[node], wait_ns=WATCH_NS)
+            body = Watch(after=self._upto[node], wait_ns=wait_ns)
             try:
-                happened = await self._roster.nodes.ask(node, body, Happened, WATCH_NS + MESSAGE_NS)
+                happened = await self._unless_hurried(node, body)
             except AgentLost:
                 return  # its instances are given up already
+            wait_ns = self._watch_ns if happened else 0
+            if happened is None:
+                continue
             self._deliver(node, happened.outputs)
             for name, stats in happened.stats.items():
                 if place := self._told_of(node, name):
@@ -85,6 +98,14 @@ class Watching:
             self._roster.changes.happened()
 
     # -- inside -----------------------------------------------------------------------------
+
+    async def _unless_hurried(self, node: str, body: Watch) -> Happened | None:
+        """Return the answer; None where somebody hurried before: a later watch ends this one."""
+        hurried = self._hurried[node] = asyncio.get_running_loop().create_future()
+        limit_ns = body.wait_ns + MESSAGE_NS
+        async with beside(self._roster.nodes.ask(node, body, Happened, limit_ns)) as answer:
+            await asyncio.wait({answer, hurried}, return_when=asyncio.FIRST_COMPLETED)
+            return await answer if answer.done() else None
 
     def _told_of(self, node: str, name: str) -> Place | None:
         """Return the place that this round speaks of, if it speaks of one that is there."""
@@ -146,7 +167,7 @@ class Watching:
         lasted_ns = stats.t_ns - before.t_ns
         tokens = stats.generated_tokens - before.generated_tokens
         at_work = bool(stats.running or stats.waiting)
-        if lasted_ns <= 0 or (lasted_ns < PROGRESS_NS and (at_work or not tokens)):
+        if lasted_ns <= 0 or (lasted_ns < self._watch_ns and (at_work or not tokens)):
             return
         place.sampled = stats
         if not (tokens or at_work):

@@ -12,6 +12,7 @@ What is due is waited for; or it is dropped, once the step has enough without it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -54,6 +55,8 @@ class Rollouts:
     dropped: int = 0
     _next_key: int = 0
     _group_of: dict[str, Group] = field(default_factory=dict)
+    _complete: Counter[int] = field(default_factory=Counter)
+    """By batch, its groups that are complete and not used."""
 
     def may_ask(self, version: int) -> bool:
         """Whether the next batch may begin under weights of `version`."""
@@ -80,11 +83,16 @@ class Rollouts:
         group.left.remove(id_)
         if not group.left:
             group.state = "complete"
+            self._complete[group.batch] += 1
 
     def ready(self, version: int) -> list[Group] | None:
         """Return the groups that train step `version`; None: not all of them are complete yet."""
+        in_order = self.order == "in_order"
+        there = self._complete[version] if in_order else self._complete.total()
+        if there < self.per_step:
+            return None
         complete = [group for group in self._unused() if group.state == "complete"]
-        if self.order == "in_order":
+        if in_order:
             complete = [group for group in complete if group.batch == version]
         elif self.over_age == "wait" and self.late(version):
             return None
@@ -113,6 +121,7 @@ class Rollouts:
             if age > self.bound:
                 raise ValueError(f"group {group.key} is {age} versions old; {self.bound} at most")
             group.state = "used"
+            self._complete[group.batch] -= 1
             ages.append(age)
         return ages
 
