@@ -51,7 +51,7 @@ class Control(Strict, frozen=True, kw_only=True):
     light_ms: Figure
     """From mirrors at rest to light that is told."""
     serial_ms: Figure = Figure(value=0.0, source="none is stated")
-    """One exchange with a switch takes so much longer over a serial line."""
+    """A switch takes a change so much later over a serial line: commands are long."""
     ssh_ms: Figure = Figure(value=0.0, source="none is stated")
     """The same over an SSH session."""
 

@@ -51,9 +51,9 @@ class Line:
         self._url, self._serial = spec.url, spec.url.startswith("serial:")
         self._timeout_ns = round(spec.exchange_timeout_s * NS_PER_S)
         answer_ns = round(config.timing.answer_ms * NS_PER_MS)
-        line_ms = _beyond_tcp_ms(spec.url, control)
-        self._read_ns = answer_ns + round((control.read_ms.value + line_ms) * NS_PER_MS)
-        takes_ns = round((control.switch_ms.value + line_ms) * NS_PER_MS)
+        self._read_ns = answer_ns + round(control.read_ms.value * NS_PER_MS)
+        takes_ms = control.switch_ms.value + _beyond_tcp_ms(spec.url, control)
+        takes_ns = round(takes_ms * NS_PER_MS)
         self._rewire_ns = answer_ns + takes_ns
         self._acts_ns = min(takes_ns, self._timeout_ns)
         """A command that has come is obeyed, whenever the answer comes."""
@@ -202,7 +202,7 @@ class Line:
 
 
 def _beyond_tcp_ms(url: str, control: Control) -> float:
-    """Return how much longer an exchange takes than over TCP."""
+    """Return how much longer a change takes than over TCP."""
     longer = {"serial": control.serial_ms, "ssh": control.ssh_ms}.get(url.partition(":")[0])
     return longer.value if longer else 0.0
 
