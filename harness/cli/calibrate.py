@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from harness import entry
+from harness.cli.calibrate_run import run
 from harness.cli.output import best_effort, json_option, refuse_taken, show, write_new
 from harness.cli.progress import Progress
 from harness.cli.runs import runs_option
@@ -45,13 +46,27 @@ def axis(name: str, default: str, unit: str) -> Callable[[F], F]:
     )
 
 
-@click.group()
+class RunFirst(click.Group):
+    """A group whose command ``run`` need not be named: a first word that is no command is a run."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the command's name before arguments that begin with none."""
+        if args and args[0] not in {*self.commands, *self.get_help_option_names(ctx)}:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=RunFirst)
 def calibrate() -> None:
-    """Measure what a bench does.
+    """Measure what a bench does: fit figures to its runs, or time its steps of generation.
 
     \b
+    harness calibrate latest --out bench.toml --base scenarios/calibrations/h800.toml
     harness calibrate generation --bench lab.toml --model /models/Qwen2.5-14B --out profile.toml
     """
+
+
+calibrate.add_command(run)
 
 
 @calibrate.command()

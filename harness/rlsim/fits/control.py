@@ -1,0 +1,166 @@
+"""What changes of circuits say: messages, steering, switches and their light."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.model.bench import Switch
+from harness.rlsim.fits.measured import Measured
+from harness.rlsim.fits.row import Figures, Model, Row
+
+LATENCY, MESSAGE, STEER = "network.latency_us", "control.message_us", "control.steer_us"
+READ, SWITCH, LIGHT = "control.read_ms", "control.switch_ms", "control.light_ms"
+LONGER = {"serial": "control.serial_ms", "ssh": "control.ssh_ms"}
+"""By a unit's URL, what a change takes beside."""
+OURS_SHARE = 0.5
+"""What is ours of a reconfiguration is more than messages and steering: threads, and Python."""
+CLIMB_MS = 0.1
+"""A meter shows light that is there so much later."""
+Stamps = Mapping[str, int | None]
+Units = tuple[Switch, ...]
+
+
+def rows(measured: Measured) -> Iterator[Row]:
+    """Yield the rows of clocks, reconfigurations and changes beside the traffic."""
+    for row in measured.rows("clock"):
+        yield _row(measured, "clock", None, row["delay_ns"] / NS_PER_S, _round_trip, LATENCY)
+    for row in measured.rows("reconfigure"):
+        if not row["refused_reason"] and not row["error"]:
+            yield from _reconfigured(measured, row)
+    yield from _changed(measured)
+
+
+def _row(
+    measured: Measured, kind: str, key: object, took_s: float, model: Model, *needs: str
+) -> Row:
+    return Row(kind, measured.name, key, took_s, needs, model)
+
+
+def _round_trip(figures: Figures) -> float:
+    return 2 * figures[LATENCY] / 1e6
+
+
+def _took_s(stages: Stamps, first: str, last: str) -> float | None:
+    begin_ns, end_ns = stages.get(first), stages.get(last)
+    return None if begin_ns is None or end_ns is None else (end_ns - begin_ns) / NS_PER_S
+
+
+# -- under traffic that stands still ---------------------------------------------------------------
+
+
+def _reconfigured(measured: Measured, row: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield the stages of one; where it drains, messages and steering are what is ours of it."""
+    stages: Stamps = row["stages"]
+    units = tuple(measured.bench.switches.values())
+    yield from _switching(measured, stages, units, lit_before=row["path_from"] != "electrical")
+    left_s = _took_s(stages, "intent", "steered_away")
+    if row["mode"] != "drain" or left_s is None:
+        return
+    if row["groups"] == "keep":
+        yield from _steered(measured, stages, "quiesced")
+    sent_s = _took_s(stages, "intent", "command_sent")
+    if sent_s and units:
+        yield _read(measured, units, sent_s, left_s)
+    if row["overhead_ms"]:
+
+        def ours(figures: Figures) -> float:
+            return (figures[MESSAGE] + 2 * figures[STEER]) / 1e6
+
+        took_s, needs = row["overhead_ms"] / 1e3, (MESSAGE, STEER)
+        yield Row("overhead", measured.name, None, took_s, needs, ours, OURS_SHARE)
+
+
+def _steered(measured: Measured, stages: Stamps, begin: str) -> Iterator[Row]:
+    """Yield how long it took to steer away and back; where ToRs answer late that is theirs."""
+    away_s = _took_s(stages, begin, "steered_away")
+    back_s = _took_s(stages, "path_verified", "steered")
+    if any(tor.emulate.answer_ms for tor in measured.bench.tors.values()):
+        return
+    if away_s is not None and back_s is not None:
+
+        def both(figures: Figures) -> float:
+            return 2 * figures[STEER] / 1e6
+
+        yield _row(measured, "steer", None, away_s + back_s, both, STEER)
+
+
+def _read(measured: Measured, units: Units, sent_s: float, left_s: float) -> Row:
+    """Return when a change was sent: maps are read while traffic leaves, and it waits for both."""
+    answer_s = max(unit.emulate.answer_ms for unit in units) / 1e3
+
+    def waited(figures: Figures) -> float:
+        return max(left_s, answer_s + figures[READ] / 1e3)
+
+    return _row(measured, "read", (left_s, sent_s), sent_s, waited, READ)
+
+
+class _Line(NamedTuple):
+    """What a change takes beside `SWITCH`: the unit's answer, and its line."""
+
+    answer_s: float
+    figure: str
+
+    def takes_s(self, figures: Figures) -> float:
+        return self.answer_s + (figures[self.figure] / 1e3 if self.figure else 0.0)
+
+
+def _lines(units: Units) -> tuple[_Line, ...]:
+    lines = (
+        _Line(unit.emulate.answer_ms / 1e3, LONGER.get(unit.url.partition(":")[0], ""))
+        for unit in units
+    )
+    return tuple(dict.fromkeys(lines))
+
+
+def _switching(
+    measured: Measured, stages: Stamps, units: Units, *, lit_before: bool
+) -> Iterator[Row]:
+    """Yield a command and its light; of several units the last answer and the last light count."""
+    lines = _lines(units)
+    taken_s = _took_s(stages, "command_sent", "device_acknowledged")
+    if taken_s and lines:
+
+        def taken(figures: Figures) -> float:
+            return max(figures[SWITCH] / 1e3 + line.takes_s(figures) for line in lines)
+
+        needs = (SWITCH, *dict.fromkeys(line.figure for line in lines if line.figure))
+        yield _row(measured, "switch", lines, taken_s, taken, *needs)
+    lit_s = _took_s(stages, "device_acknowledged", "light")
+    if lit_s and lines:
+        planes = measured.topology.planes.values()
+        moved_s = max(plane.switching_ns for plane in planes) / NS_PER_S
+        window_s = max(2 ** (unit.power_averaging - 1) for unit in units) / 100
+        dark_s = moved_s + CLIMB_MS / 1e3 - min(line.answer_s for line in lines)
+        known_s = max(dark_s, window_s) if lit_before else dark_s
+
+        def lit(figures: Figures) -> float:
+            return known_s + figures[LIGHT] / 1e3
+
+        yield _row(measured, "light", known_s, lit_s, lit, LIGHT)
+
+
+# -- beside the traffic ----------------------------------------------------------------------------
+
+
+def _changed(measured: Measured) -> Iterator[Row]:
+    """Yield the stages of changes in which all did as they were told."""
+    settle_s = measured.scenario.fabric.settle_ms / 1e3
+    lit_of: dict[str, frozenset[str]] = {}
+    for t_ns, row in measured.stamped("fabric_change"):
+        before, lit = lit_of.get(row["policy"], frozenset()), frozenset(row["lit"])
+        lit_of[row["policy"]] = lit
+        if row["outcome"] != "changed":
+            continue
+        names = {name for link in before ^ lit for name in link.partition("@")[2].split("+")}
+        switches = measured.bench.switches
+        units = tuple(unit for name, unit in switches.items() if name in names)
+        stages: dict[str, int | None] = dict(row["stages"])
+        stages["begin"] = t_ns - round(row["total_ms"] * NS_PER_MS)
+        yield from _switching(measured, stages, units, lit_before=bool(before))
+        yield from _steered(measured, stages, "begin")
+        left_s = _took_s(stages, "begin", "steered_away")
+        if units and (sent_s := _took_s(stages, "begin", "command_sent")):
+            leaves_s = 0.0 if left_s is None else left_s + settle_s
+            yield _read(measured, units, sent_s, leaves_s)

@@ -1,0 +1,169 @@
+"""What flows take on the network of a run: which circuits were lit when, and how busy links are.
+
+The simulated network shares links max-min fairly. Flows that begin together all end when the
+busiest link is done, as long as nothing changes meanwhile; that bound is what is fitted here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from harness.clock import NS_PER_MS
+from harness.fabric.topology import Topology
+from harness.rlsim.fits.measured import Measured
+from harness.rlsim.fits.row import Figures
+
+Circuits = Mapping[tuple[str, str], int]
+"""How many lead from a ToR to another."""
+Sent = tuple[str, str, float]
+"""From a node, to a node, bytes."""
+Crossed = tuple[Hashable, float, bool]
+"""A link: who it is, its Mbit/s, whether it is electrical."""
+
+LINK, ELECTRICAL = "network.link_share", "network.electrical_share"
+BYTES_PER_S_OF_A_MBIT = 1e6 / 8
+DARK: Circuits = {}
+
+
+class Loads(NamedTuple):
+    """How long the busiest link of each sort is, s, if all of its nominal rate were payload's."""
+
+    link_s: float = 0.0
+    electrical_s: float = 0.0
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Figures that it depends on."""
+        return (LINK,) * (self.link_s > 0) + (ELECTRICAL,) * (self.electrical_s > 0)
+
+    def takes_s(self, figures: Figures) -> float:
+        """Return how long it really takes."""
+        link_s = self.link_s / figures[LINK] if self.link_s else 0.0
+        return max(link_s, self.electrical_s / figures[ELECTRICAL] if self.electrical_s else 0.0)
+
+
+@dataclass(frozen=True)
+class Wires:
+    """The network as it was at some time; nodes have one NIC each."""
+
+    topology: Topology
+    circuits: Circuits = field(default_factory=dict)
+    oversubscription: float | None = None
+    """Of the electrical path, where it was not as stated."""
+
+    def loads(self, sent: Iterable[Sent]) -> Loads | None:
+        """Return the busiest links' loads; None where no way leads from a sender to its target."""
+        seconds: dict[Hashable, float] = defaultdict(float)
+        electrical: set[Hashable] = set()
+        for source, target, size_bytes in sent:
+            if source == target or size_bytes <= 0:
+                continue
+            way = self._way(source, target)
+            if way is None:
+                return None
+            for link, mbit_per_s, is_electrical in way:
+                seconds[link] += size_bytes / (mbit_per_s * BYTES_PER_S_OF_A_MBIT)
+                if is_electrical:
+                    electrical.add(link)
+        return Loads(
+            max((took for link, took in seconds.items() if link not in electrical), default=0.0),
+            max((took for link, took in seconds.items() if link in electrical), default=0.0),
+        )
+
+    def shared(self, hops: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Loads] | None:
+        """Return by hop what one byte takes while all of them send, links shared evenly."""
+        pairs = list(hops)
+        ways = [self._way(*pair) for pair in pairs]
+        users = Counter(link for way in ways if way for link, _, _ in way)
+        found = {}
+        for pair, way in zip(pairs, ways, strict=True):
+            if way is None:
+                return None
+            each = [
+                (users[link] / (rate * BYTES_PER_S_OF_A_MBIT), is_electrical)
+                for link, rate, is_electrical in way
+            ]
+            found[pair] = Loads(
+                max((took for took, is_electrical in each if not is_electrical), default=0.0),
+                max((took for took, is_electrical in each if is_electrical), default=0.0),
+            )
+        return found
+
+    def _way(self, source: str, target: str) -> list[Crossed] | None:
+        """Return the links of a flow; None: there are none that lead there."""
+        nodes, rate = self.topology.nodes, self.topology.rates.link_mbit_per_s
+        here, there = nodes[source].tor, nodes[target].tor
+        ends: list[Crossed] = [(("out", source), rate, False), (("in", target), rate, False)]
+        if here == there:
+            return ends
+        if count := self.circuits.get((here, there), 0):
+            hosts = [nic.node for nic in self.topology.nics_of(there)]
+            lane = hosts.index(target) % count
+            return [*ends, ((here, there, lane), rate, False)]
+        if not (self.topology.has_electrical(here) and self.topology.has_electrical(there)):
+            return None
+        out, into = self._electrical(here), self._electrical(there)
+        return [*ends, (("up", here), out, True), (("down", there), into, True)]
+
+    def _electrical(self, tor: str) -> float:
+        rate = self.topology.electrical_mbit_per_s(tor)
+        if self.oversubscription is None:
+            return rate
+        return rate * self.topology.rates.oversubscription / self.oversubscription
+
+
+class _Change(NamedTuple):
+    begin_ns: int
+    end_ns: int
+    circuits: Circuits
+
+
+class Networks:
+    """The networks of a run, by when and under which arm; None where nobody knows."""
+
+    def __init__(self, measured: Measured) -> None:
+        self._topology = measured.topology
+        self._shapes = {row["shape"]: _lit(row["lit"]) for row in measured.rows("shape")}
+        self._changes: dict[str, list[_Change]] = defaultdict(list)
+        for t_ns, row in measured.stamped("fabric_change"):
+            begin_ns = t_ns - round(row["total_ms"] * NS_PER_MS)
+            self._changes[row["policy"]].append(_Change(begin_ns, t_ns, _lit(row["lit"])))
+
+    def of_shape(self, path: str) -> Wires | None:
+        """Return the network of a label of results: ``electrical``, or a shape's name."""
+        if path == "electrical":
+            return Wires(self._topology)
+        shape = path.partition("@")[0]
+        return Wires(self._topology, self._shapes[shape]) if shape in self._shapes else None
+
+    def during(self, arm: str, begin_ns: int, end_ns: int) -> Wires | None:
+        """Return that of an arm; None where it was changed meanwhile, or before any arm was."""
+        network = arm.rpartition("@")[2] if "@" in arm else ""
+        if network == "ideal":
+            return Wires(self._topology, DARK, 1.0)
+        if not network and self._shapes:
+            return None
+        lit: Circuits = DARK
+        for change in self._changes[arm]:
+            if change.begin_ns < end_ns and change.end_ns > begin_ns:
+                return None
+            if change.end_ns <= begin_ns:
+                lit = change.circuits
+        return Wires(self._topology, lit)
+
+
+def _lit(links: Iterable[str]) -> Circuits:
+    """Read ``tor0-tor1@agg0``, or ``tor0>tor1@agg0`` of light that goes one way."""
+    found: Counter[tuple[str, str]] = Counter()
+    for link in links:
+        ends = link.partition("@")[0]
+        if ">" in ends:
+            a, _, b = ends.partition(">")
+        else:
+            a, _, b = ends.partition("-")
+            found[b, a] += 1
+        found[a, b] += 1
+    return found
