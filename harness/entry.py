@@ -172,7 +172,8 @@ def _recorded(
         runs_dir, RealClock(), unpredictable(), scenario=asked.scenario_path, bench=asked.bench_path
     )
     with Journal.create(folder.journal, world.clock, secrets=secrets, watch=progress) as journal:
-        labour = (*generation_notes(asked.generation), *training_notes(asked.training))
+        trains = training_notes(asked.training, asked.bench.world)
+        labour = (*generation_notes(asked.generation), *trains)
         run = folder.id if world.is_real else ""
         journal.start(_start(asked, run, (*world.notes, *labour), world.clock))
         for stream, fields in STREAMS.items():

@@ -64,6 +64,7 @@ def trace() -> None:
     \b
     harness trace check scenarios/traces/overlap.json
     harness trace run scenarios/traces/overlap.json --bench scenarios/benches/sim-64.toml
+    harness trace make step.json --profile scenarios/profiles/qwen2.5-14b-h800.toml --layout DP2TP4
     """
 
 
@@ -179,6 +180,41 @@ def run(
         write_new(timeline, "".join(chunks(replay)), force=force)
     show(outcome, "\n".join(lines(outcome)), as_json=as_json)
     return ExitCode.PASSED if outcome.end == "finished" else ExitCode.FAILED
+
+
+@trace.command()
+@click.argument("out", type=FILE)
+@click.option(
+    "--profile", type=FILE, metavar="FILE", required=True, help="Latency profile of the model."
+)
+@click.option(
+    "--layout", metavar="DEGREES", required=True, help="How it is split, such as DP2TP4PP2."
+)
+@click.option("--samples", type=click.IntRange(min=1), default=64, show_default=True)
+@click.option("--tokens", type=click.IntRange(min=1), default=4096, show_default=True, help="Each.")
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+def make(*, out: Path, profile: Path, layout: str, samples: int, tokens: int, force: bool) -> None:
+    """Write a trace of one step of our own trainer to OUT, as a sample to start from.
+
+    \b
+    harness trace make step.json --profile scenarios/profiles/qwen2.5-14b-h800.toml --layout DP2TP4
+    """
+    from harness.model.degrees import parse_degrees  # noqa: PLC0415
+    from harness.model.load import load_profile  # noqa: PLC0415
+    from harness.model.training.trainer import TrainerSpec, profile_of  # noqa: PLC0415
+    from harness.rlsim.traces.json_trace import dump  # noqa: PLC0415
+    from harness.rlsim.traces.making import made  # noqa: PLC0415
+
+    refuse_taken(out, force=force)
+    try:
+        degrees = parse_degrees(layout)
+    except ValueError as error:
+        raise UsageError(f"--layout: {error}") from error
+    found = load_profile(profile)
+    spec = TrainerSpec(mode="paced", degrees=degrees, profile=found, bytes_scale=1.0)
+    step = made(spec, profile_of(spec), [tokens] * samples)
+    write_new(out, dump(step), force=force)
+    click.echo(f"{out}: {step.nodes} nodes of {step.ranks} ranks")
 
 
 def _read(

@@ -185,6 +185,7 @@ class Links(Strict, frozen=True, kw_only=True):
     light: Literal["auto", "ebpf", "mirred", "none"] = "auto"
 
 
+World = Literal["live", "emulated", "simulated"]
 Fabric = Literal["rfabric", "fat-tree", "rail-optimised", "rail-only", "topoopt", "mixnet", "ideal"]
 
 
@@ -231,7 +232,7 @@ class Bench(Strict, frozen=True, kw_only=True):
     """
 
     name: str
-    world: Literal["live", "emulated", "simulated"]
+    world: World
     generated: Generated | None = None
     nodes: dict[str, Node] = {}
     tors: dict[str, Tor] = {}

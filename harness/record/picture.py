@@ -50,35 +50,46 @@ def links_named(topology: Topology, names: Iterable[str]) -> Iterator[Link]:
     free. What the topology cannot have is left out.
     """
     taken: set[tuple[Part, str]] = set()
+    uplinks: dict[tuple[str, str], list[Part]] = defaultdict(list)
+    for uplink in topology.uplinks:
+        uplinks[uplink.tor, uplink.switch].append(uplink)
+    trunks_of: dict[frozenset[str], list[Trunk]] = defaultdict(list)
+    for trunk in topology.trunks:
+        trunks_of[frozenset((trunk.aggregation, trunk.core))].append(trunk)
     for name in sorted(names):
         joined, _, way = name.partition("@")
         both, switches = ">" not in joined, way.split("+")
         a, b = re.split("[->]", joined, maxsplit=1)
         options: list[tuple[Sequence[Part], str]] = [
-            ([up for up in topology.uplinks if (up.tor, up.switch) == (a, switches[0])], "there"),
-            ([up for up in topology.uplinks if (up.tor, up.switch) == (b, switches[-1])], "back"),
-            *(_trunks(topology, near, far) for near, far in pairwise(switches)),
+            (uplinks[a, switches[0]], "there"),
+            (uplinks[b, switches[-1]], "back"),
+            *(_trunks(trunks_of[frozenset(pair)], pair[0]) for pair in pairwise(switches)),
         ]
-        used = {*taken}
-        match [_take(used, among, side, both=both) for among, side in options]:
+        used: set[tuple[Part, str]] = set()
+        match [_take(taken, used, among, side, both=both) for among, side in options]:
             case [Uplink() as near, Uplink() as far, *trunks] if None not in trunks:
-                taken = used
+                taken |= used
                 yield Link(near, far, tuple(t for t in trunks if isinstance(t, Trunk)), both)
 
 
-def _trunks(topology: Topology, near: str, far: str) -> tuple[list[Trunk], str]:
-    """Return the trunks between two switches, and which of their fibres light takes on its way."""
-    found = [t for t in topology.trunks if {t.aggregation, t.core} == {near, far}]
+def _trunks(found: list[Trunk], near: str) -> tuple[list[Trunk], str]:
+    """Return trunks of two switches, and which of their fibres light from the near one takes."""
     return found, "there" if found and found[0].aggregation == near else "back"
 
 
 def _take(
-    taken: set[tuple[Part, str]], among: Sequence[Part], side: str, *, both: bool
+    taken: set[tuple[Part, str]],
+    used: set[tuple[Part, str]],
+    among: Sequence[Part],
+    side: str,
+    *,
+    both: bool,
 ) -> Part | None:
-    """Take the first that is free on the sides needed; None where none is."""
+    """Use the first that is neither taken nor used on the sides needed; None where none is."""
     sides = ("there", "back") if both else (side,)
     for part in among:
-        if taken.isdisjoint((part, each) for each in sides):
-            taken.update((part, each) for each in sides)
+        wanted = {(part, each) for each in sides}
+        if taken.isdisjoint(wanted) and used.isdisjoint(wanted):
+            used |= wanted
             return part
     return None

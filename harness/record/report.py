@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from harness.model.documents import CheckResult, Metric, RunSummary
+from harness.model.listing import few
 from harness.model.metrics import metric_name, parse_metric
 from harness.model.scenario_rules import ELECTRICAL
 from harness.model.streams import STAGES
@@ -121,7 +122,7 @@ def _parts(summary: RunSummary) -> Iterator[tuple[str, str]]:
     for name, what in sorted(summary.parts.items()):
         alike.setdefault(what, []).append(name)
     for what, names in alike.items():
-        yield ", ".join(names), what
+        yield few(names), what
 
 
 # -- collectives -------------------------------------------------------------------------------
@@ -222,7 +223,10 @@ def _spread(metric: Metric, stamps_ms: float | None) -> list[str]:
 
 def _end(summary: RunSummary, folder: Path | None) -> Iterator[Section]:
     if summary.restored:
-        rows = sorted(summary.restored.items())
+        left: dict[str, list[str]] = {}
+        for switch, how in summary.restored.items():
+            left.setdefault(how, []).append(switch)
+        rows = [(few(switches), how) for how, switches in sorted(left.items())]
         yield Section("Switches", (), ("switch", "left as"), rows, (0, 1))
     if folder is not None:
         yield Section(f"Run folder: {folder}")

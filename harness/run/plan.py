@@ -10,6 +10,7 @@ from harness.fabric.circuits import plan_shape
 from harness.fabric.links import Link, Plan
 from harness.fabric.topology import Topology
 from harness.model.bench import Bench
+from harness.model.listing import FEW, few
 from harness.model.scenario import Check, Collectives, Generate, Reconfigure, Rl, Scenario, Shift
 from harness.run.fabric.plan import outlook_of, tell_fabrics
 from harness.run.generation.asked import GenerationAsked
@@ -49,8 +50,8 @@ def tell_plan(
     if generation is not None:
         yield from tell_generation(generation, scenario)
     if training is not None:
-        yield from tell_training(training)
-    yield "custody   snapshot " + (", ".join(topology.switches) or "nothing: no switches")
+        yield from tell_training(training, bench.world)
+    yield "custody   snapshot " + (few(topology.switches) or "nothing: no switches")
     yield from _steps(bench, topology, scenario, plans, generation=generation, training=training)
     restored = "every switch to its snapshot, verified by read-back"
     if any(place.steered for place in topology.tors.values()):
@@ -62,14 +63,19 @@ def tell_plan(
 
 
 def _devices(bench: Bench, topology: Topology) -> Iterator[str]:
-    """Yield who is spoken to: ToRs that are steered, and switches."""
+    """Yield who is spoken to: ToRs that are steered, and switches; many that are alike at once."""
+    alike: dict[str, list[str]] = {}
     for name, place in topology.tors.items():
         if place.steered:
             tor = bench.tors[name]
-            at = f" at {tor.url}" if tor.url else ", emulated"
-            yield f"  {name}  steered by {tor.driver}{at}"
+            at = f" at {tor.url}" if tor.url else f", {bench.world}"
+            alike.setdefault(f"steered by {tor.driver}{at}", []).append(name)
     for name, switch in bench.switches.items():
-        yield f"  {name}  {switch.driver} at {switch.url}, ports {switch.ports}"
+        told = f"{switch.driver} at {switch.url}, ports {switch.ports}"
+        alike.setdefault(told, []).append(name)
+    for told, names in alike.items():
+        for shown in names if len(names) <= FEW else (few(names),):
+            yield f"  {shown}  {told}"
 
 
 def _steps(

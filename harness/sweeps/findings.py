@@ -1,8 +1,8 @@
 """What follows from a sweep, plainly: who wins where, where optics lose, and by how much. Pure.
 
 Every sentence is made of numbers by a rule; none is written beforehand. Two designs differ where
-the 95 % interval of their ratio leaves 1 out; where there is one seed there is no interval, and
-that is said. A bound (an ideal switch) is compared with, but wins nothing: it cannot be bought.
+the 95 % interval of their ratio leaves 1 out, and by 0.1 % at least; of one seed there is no
+interval, and they differ by 1 % at least. A bound (an ideal switch) is compared with, but wins nothing: it cannot be bought.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from harness.sweeps.grid import Place
 from harness.sweeps.point import Scalar
 from harness.sweeps.results import Estimate, Result, at, by_place, ratio
 from harness.sweeps.sweep import Sweep
-from harness.sweeps.table import COUNT, NAME, RATIO, SAME, stem_of, told, unit_of
+from harness.sweeps.table import COUNT, NAME, RATIO, stem_of, told, unit_of
 
 MERITS: Mapping[str, str] = {
     "performance": "performance itself",
@@ -31,6 +31,8 @@ Values = dict[str, tuple[Scalar, ...]]
 """By axis: several places in one."""
 DETAIL = "  "
 """How lines begin that tell places one by one."""
+LEAST, LEAST_OF_ONE_SEED = 0.001, 0.01
+"""How far from 1 a ratio must be that is told apart, at least."""
 NO_UNITS = (COUNT, NAME, RATIO)
 
 
@@ -71,7 +73,9 @@ def _basis(sweep: Sweep, results: Sequence[Result]) -> Iterator[str]:
         f"seed{'s' if seeds > 1 else ', so without a spread'}."
     )
     yield f"Performance is {sweep.performance}; gains are over {sweep.baseline}."
-    if seeds > 1:
+    if seeds == 1:
+        yield "Of one seed, what differs by less than 1 % is not told apart."
+    else:
         yield "±: half of the 95 % interval over seeds, designs compared seed by seed."
     for what, texts in (
         ("failed", (error for result in results for error in result.errors)),
@@ -106,7 +110,10 @@ def _merit(result: Result, merit: str) -> float:
 
 def differs(lead: Estimate | None) -> bool:
     """Whether a ratio can be told from 1."""
-    return lead is not None and abs(lead.value - 1) > max(lead.plus_minus or 0.0, SAME)
+    if lead is None:
+        return False
+    least = LEAST if lead.n > 1 else LEAST_OF_ONE_SEED
+    return abs(lead.value - 1) > max(lead.plus_minus or 0.0, least)
 
 
 def _winners(results: Sequence[Result], merit: str) -> Iterator[str]:

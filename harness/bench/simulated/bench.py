@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from drivers.tor.base import Route
 from harness import tasks
@@ -60,7 +60,7 @@ class SimulatedBench:
             self._employ(node, [labour(world, node) for labour in LABOURS])
         for tor, labour in self._racks.labours.items():
             self._employ(tor, [labour])
-        self.hellos = {agent: _hello(agent) for agent in self._verbs}
+        self.hellos = dict.fromkeys(self._verbs, _hello())
         self.clocks = {agent: _in_step(agent) for agent in self._verbs}
         self._half_ns = round(world.figures.control.message_us.value * NS_PER_US / 2)
         self._seq = 0
@@ -163,9 +163,8 @@ async def _do(verb: Verb, body: Message) -> Message:
         return Failure(error=type(error).__name__, text=str(error))
 
 
-def _hello(agent: str) -> Hello:
-    facts = {"world": "simulated"}
-    return Hello(version=VERSION, host=agent, pid=0, gpus=0, interfaces=(), facts=facts)
+def _hello() -> Hello:
+    return Hello(version=VERSION, host="a model", pid=0, gpus=0, interfaces=(), facts={})
 
 
 def _in_step(agent: str) -> ClockFit:

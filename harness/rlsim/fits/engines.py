@@ -59,7 +59,7 @@ def _stages(measured: Measured, row: Stamped, held: Held) -> Iterator[Row]:
         lambda figures: waves * (figures[MESSAGE] / 1e6 + figures[TEARDOWN]),
         (MESSAGE, TEARDOWN),
     )
-    sizes_bytes = [held.bytes_of(node) for node in row["nodes"]] or [0]
+    sizes_bytes = [held.of_rank_bytes(node) for node in row["nodes"]] or [0]
     copied_bytes = sum(sizes_bytes) if waves > 1 else max(sizes_bytes)
     models["weights"] = (_copied(copied_bytes, waves), (WEIGHTS, WEIGHTS_RATE))
     for stage, (model, needs) in models.items():

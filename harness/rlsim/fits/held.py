@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Held:
-    """Bytes of weights by node, as far as rows of the stream `engine` were taken."""
+    """Weights of a rank of each engine, as far as rows of the stream `engine` were taken."""
 
     def __init__(self) -> None:
         self._engines: dict[str, dict[frozenset[int], int]] = defaultdict(dict)
@@ -18,13 +18,13 @@ class Held:
         gpus, there = frozenset(row["gpus"]), self._engines[row["node"]]
         for others in [others for others in there if others & gpus]:
             del there[others]
-        there[gpus] = row["weights_bytes"] or 0
+        there[gpus] = (row["weights_bytes"] or 0) // max(1, len(gpus))
 
-    def bytes_of(self, node: str) -> int:
-        """Return what all engines of a node hold."""
-        return sum(self._engines[node].values())
+    def of_rank_bytes(self, node: str) -> int:
+        """Return the most that a rank of a node holds; 0: it has none."""
+        return max(self._engines[node].values(), default=0)
 
     @property
     def largest_bytes(self) -> int:
-        """What the largest engine anywhere holds; 0: there is none."""
-        return max((size for there in self._engines.values() for size in there.values()), default=0)
+        """The most that a rank holds anywhere."""
+        return max(map(self.of_rank_bytes, list(self._engines)), default=0)

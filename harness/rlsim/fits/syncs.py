@@ -161,7 +161,7 @@ def _asked(measured: Measured, row: Stamped) -> Iterator[Row]:
 
 
 def _loaded(measured: Measured, row: Stamped, size_bytes: int) -> Row:
-    """Each engine copies all that its ranks hold; the largest takes longest."""
+    """Each rank copies what it holds, all at once; the largest takes longest."""
 
     def model(figures: Figures) -> float:
         return figures[LOAD] + size_bytes / 1e9 / figures[LOAD_RATE]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from harness.model.bench import World
 from harness.model.layout import Mix
 from harness.model.placement import place
 from harness.model.scenario import Rl
@@ -26,28 +27,29 @@ ROUTING = {
 }
 
 
-def training_notes(asked: TrainingAsked | None) -> tuple[str, ...]:
+def training_notes(asked: TrainingAsked | None, world: World) -> tuple[str, ...]:
     """Return what a reader of the run must know first: what of training is paced."""
-    return () if asked is None else (f"training is {trainer_of(asked)}",)
+    return () if asked is None else (f"training is {trainer_of(asked, world)}",)
 
 
-def trainer_of(asked: TrainingAsked) -> str:
+def trainer_of(asked: TrainingAsked, world: World) -> str:
     """Return by what is trained: ``paced by the GPU of ...``, or real."""
     spec = asked.spec
     if spec.profile is None:
         model = spec.model or "the tiny model that vLLM makes"
         return f"real, of {model}: its rewards are real, its speed says nothing of larger models"
     times = f", {spec.speed:g} times as fast" if spec.speed != 1 else ""
+    collectives = "models" if world == "simulated" else "real"
     return (
         f"paced: computing takes what {spec.profile.model} takes on {spec.profile.gpu.name} at "
         f"{100 * spec.flops_share:g} % of its peak{times} (emulated accelerator); collectives are "
-        f"real, with {100 * spec.bytes_scale:g} % of the bytes"
+        f"{collectives}, with {100 * spec.bytes_scale:g} % of the bytes"
     )
 
 
-def tell_training(asked: TrainingAsked) -> Iterator[str]:
+def tell_training(asked: TrainingAsked, world: World) -> Iterator[str]:
     """Yield the trainer, and which ranks are where."""
-    yield f"train     {trainer_of(asked)}"
+    yield f"train     {trainer_of(asked, world)}"
     ranks = "; ".join(f"{node} {_ranks(numbers)}" for node, numbers in asked.ranks_of.items())
     yield f"  {asked.spec.degrees}: {ranks}"
 

@@ -16,6 +16,7 @@ from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import AgentLost, InfrastructureError, StepFailed
 from harness.model.training.phase import Phase
 from harness.run.generation.changes import Background, Changes
+from harness.run.generation.watching import ANSWERS_PER_S
 from harness.run.rl.asked import TrainingAsked
 from harness.run.rl.traffic import StepTraffic
 from harness.run.session import MESSAGE_NS, Session
@@ -238,11 +239,12 @@ class Trainees:
 
     async def _watch(self, node: str) -> None:
         """Write a row of each phase that a node tells, until it is lost or all is closed."""
+        wait_ns = max(WATCH_NS, len(self.nodes) * NS_PER_S // ANSWERS_PER_S)
         while True:
-            body = WatchTraining(after=self._upto.get(node, 0), wait_ns=WATCH_NS)
+            body = WatchTraining(after=self._upto.get(node, 0), wait_ns=wait_ns)
             try:
                 happened = await self._session.bench.ask(
-                    node, body, TrainingHappened, WATCH_NS + MESSAGE_NS
+                    node, body, TrainingHappened, wait_ns + MESSAGE_NS
                 )
             except AgentLost:
                 return  # whoever asks for a step is told why
