@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -193,7 +194,17 @@ def run(
 @click.option("--samples", type=click.IntRange(min=1), default=64, show_default=True)
 @click.option("--tokens", type=click.IntRange(min=1), default=4096, show_default=True, help="Each.")
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
-def make(*, out: Path, profile: Path, layout: str, samples: int, tokens: int, force: bool) -> None:
+@json_option
+def make(
+    *,
+    out: Path,
+    profile: Path,
+    layout: str,
+    samples: int,
+    tokens: int,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Write a trace of one step of our own trainer to OUT, as a sample to start from.
 
     \b
@@ -202,6 +213,8 @@ def make(*, out: Path, profile: Path, layout: str, samples: int, tokens: int, fo
     from harness.model.degrees import parse_degrees  # noqa: PLC0415
     from harness.model.load import load_profile  # noqa: PLC0415
     from harness.model.training.trainer import TrainerSpec, profile_of  # noqa: PLC0415
+    from harness.rlsim.traces.checks import checked  # noqa: PLC0415
+    from harness.rlsim.traces.contents import contents, lines  # noqa: PLC0415
     from harness.rlsim.traces.json_trace import dump  # noqa: PLC0415
     from harness.rlsim.traces.making import made  # noqa: PLC0415
 
@@ -210,11 +223,13 @@ def make(*, out: Path, profile: Path, layout: str, samples: int, tokens: int, fo
         degrees = parse_degrees(layout)
     except ValueError as error:
         raise UsageError(f"--layout: {error}") from error
-    found = load_profile(profile)
-    spec = TrainerSpec(mode="paced", degrees=degrees, profile=found, bytes_scale=1.0)
+    spec = TrainerSpec(
+        mode="paced", degrees=degrees, profile=load_profile(profile), bytes_scale=1.0
+    )
     step = made(spec, profile_of(spec), [tokens] * samples)
     write_new(out, dump(step), force=force)
-    click.echo(f"{out}: {step.nodes} nodes of {step.ranks} ranks")
+    found = contents(checked(replace(step, where=str(out))))
+    show(found, "\n".join(lines(found)), as_json=as_json)
 
 
 def _read(
