@@ -225,6 +225,37 @@ def _sticks(orders: list[list[str]]) -> bool:
             at[rank] += 1
 
 
+@st.composite
+def rubbish(draw: st.DrawFn) -> Trace:
+    """Draw a trace of which next to nothing can be relied on."""
+    few = st.integers(-1, 4)
+    node = st.one_of(
+        st.builds(compute, few, few, st.lists(few, max_size=2).map(tuple)),
+        st.builds(
+            reduce, few, few, st.lists(few, max_size=2).map(tuple),
+            group=st.sampled_from(["a", "b", "world", "", "none"]),
+        ),
+        st.builds(send, few, few, st.integers(4, 5)),
+        st.builds(recv, few, few, st.integers(4, 5), st.lists(few, max_size=1).map(tuple)),
+    )  # fmt: skip
+    ranks = st.lists(st.integers(0, 3), min_size=1, max_size=3).map(lambda r: ",".join(map(str, r)))
+    programs = draw(st.dictionaries(ranks, st.lists(node, max_size=5), max_size=3))
+    lists = st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=2)
+    names = st.sampled_from(["a", "b", "world", ""])
+    groups = draw(st.dictionaries(names, lists.map(lambda found: {"ranks": found}), max_size=3))
+    return trace(programs, groups)
+
+
+@given(rubbish())
+@settings(max_examples=400)
+def test_whatever_a_trace_says_it_is_sound_or_told_what_is_wrong(of: Trace) -> None:
+    try:
+        laid = checked(of)
+    except BadFile:
+        return
+    assert not any(run_through(laid).left.values())
+
+
 def test_many_problems_are_counted_not_all_told() -> None:
     nodes = [compute(i, -1) for i in range(300)]
     found = problems(trace({"0": nodes}))

@@ -51,6 +51,8 @@ def _ranks(trace: Trace) -> Iterator[str]:
 
 def _groups(trace: Trace) -> Iterator[str]:
     there = {rank for program in trace.programs for rank in program.ranks}
+    if "" in trace.groups:
+        yield "group '': a group needs a name"
     for name, lists in trace.groups.items():
         counts = Counter(rank for ranks in lists for rank in ranks)
         if strange := sorted(rank for rank in counts if rank not in there):

@@ -122,9 +122,10 @@ class _Matching:
         ends: dict[tuple[int, int, int], tuple[list[Seat], list[Seat]]],
     ) -> None:
         """Sort the communications of a program's ranks, in the order in which they are entered."""
-        if not program.ranks:
+        ranks = [rank for rank in program.ranks if self.program[rank] is program]
+        if not ranks:
             return
-        nth = {at: n for n, at in enumerate(self.graph[program.ranks[0]].order)}
+        nth = {at: n for n, at in enumerate(self.graph[ranks[0]].order)}
         listed = [(at, node) for at, node in communications(program.nodes) if at in nth]
         listed.sort(key=lambda one: nth[one[0]])
         by_group: dict[str, list[int]] = defaultdict(list)
@@ -132,12 +133,12 @@ class _Matching:
             if isinstance(node, Collective):
                 by_group[node.group].append(at)
                 continue
-            for rank in program.ranks:
+            for rank in ranks:
                 way = (rank, node.peer) if isinstance(node, Send) else (node.peer, rank)
                 both = ends.setdefault((*way, node.tag), ([], []))
                 both[isinstance(node, Recv)].append(Seat(rank, at))
         for group, places in by_group.items():
-            entries[group] |= dict.fromkeys(program.ranks, tuple(places))
+            entries[group] |= dict.fromkeys(ranks, tuple(places))
 
     # -- collectives -----------------------------------------------------------------------------
 
@@ -214,20 +215,13 @@ class _Matching:
                     f" rank {target} {told(got)} receives {got.bytes}"
                 )
             self._meet(sent, "", (source, target), (send, recv), ALONE)
-        for what, left in (
-            ("send", sends[len(recvs) :]),
-            ("receive", recvs[len(sends) :]),
-        ):
+        counts = f"({len(sends)} sent, {len(recvs)} received)"
+        for other, left in (("receives", sends[len(recvs) :]), ("sends", recvs[len(sends) :])):
             if left:
-                named = ", ".join(
-                    f"rank {seat.rank} {told(self._node(seat))}" for seat in left[:NAMED_MAX]
-                )
-                other = "receives" if what == "send" else "sends"
-                self._wrong(
-                    f"{said}: nobody {other} what is in {named}"
-                    + (f" and {len(left) - NAMED_MAX} more" if len(left) > NAMED_MAX else "")
-                    + f" ({len(sends)} sent, {len(recvs)} received)"
-                )
+                nodes = [f"rank {seat.rank} {told(self._node(seat))}" for seat in left[:NAMED_MAX]]
+                if len(left) > NAMED_MAX:
+                    nodes.append(f"... {len(left) - NAMED_MAX} more")
+                self._wrong(f"{said}: nobody {other} what is in {', '.join(nodes)} {counts}")
 
     def _nobody(
         self, way: tuple[int, int, int], sends: Sequence[Seat], recvs: Sequence[Seat]
@@ -270,10 +264,9 @@ def _what(node: Collective | Send | Recv) -> str:
 
 
 def _nth(n: int) -> str:
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(
-        (n + 1) % 10 if (n + 1) % 100 not in (11, 12, 13) else 0
-    )
-    return f"{n + 1}{ending or 'th'}"
+    number = n + 1
+    teens = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 def unmet(laid: Laid) -> Iterator[Seat]:

@@ -5,8 +5,7 @@ Run through without any time, this finds what would never end, whatever the netw
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from harness.rlsim.traces.meetings import ALONE, Laid, Meeting, Seat, unmet
@@ -150,36 +149,26 @@ def _waiting(standing: Standing, meeting: Meeting) -> _Wait:
 
 def _holding(standing: Standing, rank: int, meeting: Meeting) -> int:
     """Return the meeting, not full, that a rank must leave before it comes to another one."""
-    laid = standing.laid
-    place = next(seat.place for seat in meeting.seats if seat.rank == rank)
+    laid, came = standing.laid, standing.came
     before: dict[int, int] = {}
     for earlier, followers in enumerate(laid.graph[rank].followers):
-        for follower in followers:
-            if not _ended(standing, rank, earlier):
-                before.setdefault(follower, earlier)
-    while standing.waits[rank][place]:
-        place = before[place]
-    number = laid.meetings.at[rank][place]
-    while standing.came[number] == len(laid.meetings.all[number].seats):
-        number = laid.meetings.all[number].before  # all have come, but it is not its turn
-    return number
+        if not _ended(standing, rank, earlier):
+            before |= dict.fromkeys(followers, earlier)
+    place = _place(meeting, rank)
+    while True:
+        while standing.waits[rank][place]:
+            place = before[place]
+        meeting = laid.meetings.all[laid.meetings.at[rank][place]]
+        if came[meeting.number] < len(meeting.seats):
+            return meeting.number
+        place = _place(laid.meetings.all[meeting.before], rank)  # it is not its turn
+
+
+def _place(meeting: Meeting, rank: int) -> int:
+    return next(seat.place for seat in meeting.seats if seat.rank == rank)
 
 
 def _ended(standing: Standing, rank: int, place: int) -> bool:
     """Tell whether a node has ended; with time left out, all but meetings end when they begin."""
     number = standing.laid.meetings.at[rank][place]
     return not standing.waits[rank][place] and (number == ALONE or standing.is_over[number])
-
-
-def not_run(standing: Standing) -> Counter[int]:
-    """Return, by rank, how many nodes did not end."""
-    return Counter({rank: left for rank, left in standing.left.items() if left})
-
-
-def stuck(standing: Standing) -> Sequence[Meeting]:
-    """Return the meetings that could have gone on, and did not end."""
-    return [
-        meeting
-        for meeting in standing.laid.meetings.all
-        if not standing.is_over[meeting.number] and standing.can_begin(meeting.number)
-    ]
