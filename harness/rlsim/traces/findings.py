@@ -66,7 +66,7 @@ def _outcome(replay: Replay, ground: Ground, seats: Sequence[Place]) -> Outcome:
         trace=laid.trace.where,
         question=laid.trace.question,
         bench=ground.bench.name,
-        basis=tuple(_basis(laid, ground)),
+        basis=tuple(_basis(laid, ground, seats)),
         notes=(*laid.trace.notes, *_notes(laid)),
         end="blocked" if not_run else "finished",
         nodes=laid.trace.nodes,
@@ -112,7 +112,7 @@ def _communications(replay: Replay) -> Iterator[Communication]:
 # -- what it rests on ------------------------------------------------------------------------------
 
 
-def _basis(laid: Laid, ground: Ground) -> Iterator[str]:
+def _basis(laid: Laid, ground: Ground, seats: Sequence[Place]) -> Iterator[str]:
     figures, backend = ground.figures, ground.figures.collectives.backend
     yield (
         f"compute: as the trace says; network: fluid flows of {ground.bench.name}, circuits"
@@ -127,6 +127,7 @@ def _basis(laid: Laid, ground: Ground) -> Iterator[str]:
     sizes = [meeting.bytes for meeting in laid.meetings.all]
     loads: list[tuple[str, float]] = [
         ("ranks", laid.trace.ranks),
+        ("nodes", len({node for node, _ in seats})),
         ("link_mbit_per_s", ground.topology.rates.link_mbit_per_s),
     ]
     loads += [("size_bytes", size) for size in (min(sizes), max(sizes))] if sizes else []
