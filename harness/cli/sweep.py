@@ -18,7 +18,6 @@ from harness.cli.output import best_effort, json_option, print_json
 from harness.clock import RealClock
 from harness.errors import ExitCode, UsageError
 from harness.record.figures import figure
-from harness.rlsim.economics import Gpu
 from harness.sweeps import measure, slurm
 from harness.sweeps.cluster import DaskCluster
 from harness.sweeps.conduct import Standing, make_points
@@ -85,7 +84,7 @@ def sweep(
     harness sweep scenarios/sweeps/performance-cost.toml --on 'slurm://cpu?tasks=32'
     """
     asked, folder = load_sweep(file), Folder(out or HOME / file.stem)
-    cells, price = cells_of(asked), price_by(asked.prices)
+    cells, price = cells_of(asked), price_by(asked.prices, asked.power)
     if on is not None and on.startswith("slurm://"):
         return _submit(file, folder, on, asked, shard)
     executor = _executor(on, jobs, folder)
@@ -102,21 +101,26 @@ def sweep(
         )
     if not shard.is_all:
         return ExitCode.FAILED if made.standing.failed else ExitCode.PASSED
-    return _tell(asked, results_of(asked, cells, made.rows, price, Gpu()), folder, as_json=as_json)
+    return _tell(asked, results_of(asked, cells, made.rows, price), folder, as_json=as_json)
 
 
 def _executor(on: str | None, jobs: int | None, folder: Folder) -> Executor:
     """Return who makes points; raises `UsageError`."""
     if on is None:
-        return LocalPool(
-            measure.measure, jobs or len(os.sched_getaffinity(0)), RealClock(), folder.log
-        )
+        return LocalPool(measure.measure, jobs or _processors(), RealClock(), folder.log)
     parts = urlsplit(on)
     if parts.scheme != "dask" or not parts.netloc or parts.path or parts.query:
         raise UsageError(f"--on {on}: expected dask://HOST:PORT or slurm://PARTITION")
     if jobs is not None:
         raise UsageError("--jobs is for this machine alone; leave it out with --on")
     return DaskCluster(measure.measure, parts.netloc)
+
+
+def _processors() -> int:
+    """Return how many processors this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _submit(file: Path, folder: Folder, on: str, asked: Sweep, shard: Shard) -> int:

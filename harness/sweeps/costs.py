@@ -14,7 +14,7 @@ from harness.model.bench import Bench
 from harness.model.ports import is_trunk
 from harness.rlsim.bills import Bill, Network, bill_of
 from harness.rlsim.economics import tell_bill
-from harness.rlsim.prices import PRICES, load_power, load_prices
+from harness.rlsim.prices import POWER, PRICES, load_power, load_prices
 from harness.sweeps.bench import WHERE, bench_of
 from harness.sweeps.results import Price, Result
 
@@ -22,13 +22,13 @@ WITH_PACKET_SWITCHES = ("fat-tree", "rail-optimised", "rail-only", "rfabric")
 """Fabrics whose bench says how their packet switches above the ToRs are oversubscribed."""
 
 
-def price_by(prices_file: str) -> Price:
-    """Return how points are priced, by this file or, "", by the house's.
+def price_by(prices_file: str = "", power_file: str = "") -> Price:
+    """Return how points are priced, by these files or, where one is "", by the house's.
 
     Raises `BadFile` for a file that is no good.
     """
     prices = load_prices(prices_file or PRICES)
-    power = load_power()
+    power = load_power(power_file or POWER)
 
     @cache
     def bill(network: Network) -> Bill:

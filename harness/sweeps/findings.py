@@ -2,7 +2,8 @@
 
 Every sentence is made of numbers by a rule; none is written beforehand. Two designs differ where
 the 95 % interval of their ratio leaves 1 out, and by 0.1 % at least; of one seed there is no
-interval, and they differ by 1 % at least. A bound (an ideal switch) is compared with, but wins nothing: it cannot be bought.
+interval, and they differ by 1 % at least. A bound (an ideal switch) is compared with, but wins
+nothing: it cannot be bought.
 """
 
 from __future__ import annotations
@@ -77,6 +78,9 @@ def _basis(sweep: Sweep, results: Sequence[Result]) -> Iterator[str]:
         yield "Of one seed, what differs by less than 1 % is not told apart."
     else:
         yield "±: half of the 95 % interval over seeds, designs compared seed by seed."
+    yield f"A GPU counts as ${sweep.gpu_usd:,.0f} and {sweep.gpu_w:,.0f} W, where it is counted."
+    notes = (note for result in results if result.bill for note in result.bill.notes)
+    yield from dict.fromkeys(notes)
     for what, texts in (
         ("failed", (error for result in results for error in result.errors)),
         ("without a price", (doubt for result in results for doubt in result.doubts)),

@@ -16,7 +16,7 @@ from harness.model.workload import TraceWorkload
 from harness.sweeps.arm import with_arm
 from harness.sweeps.bench import file_tables
 from harness.sweeps.point import Point, Scalar, digest_of, our_version
-from harness.sweeps.sweep import DESIGN, Design, Rule, Sweep
+from harness.sweeps.sweep import DESIGN, SEED, Rule, Sweep
 
 Place = Mapping[str, Scalar]
 """A value of each axis."""
@@ -39,10 +39,10 @@ def cells_of(sweep: Sweep) -> tuple[Cell, ...]:
     """
     files, version = files_of(sweep), our_version()
     cells = tuple(
-        Cell(name, place, tuple(_points(sweep, design, place, files, version)))
+        Cell(name, place, points)
         for place in places_of(sweep)
-        for name, design in sweep.designs.items()
-        if _is_made(sweep, {DESIGN: name, **place})
+        for name in sweep.designs
+        if (points := tuple(_points(sweep, name, place, files, version)))
     )
     if not cells:
         raise NothingRan("the rules [[only]] and [[skip]] leave no combination to make")
@@ -61,10 +61,13 @@ def places_of(sweep: Sweep) -> list[Place]:
 
 
 def _points(
-    sweep: Sweep, design: Design, place: Place, files: dict[str, str], version: str
+    sweep: Sweep, name: str, place: Place, files: dict[str, str], version: str
 ) -> Iterator[Point]:
+    design = sweep.designs[name]
     matters = {axis: value for axis, value in place.items() if axis not in design.ignores}
     for seed in sweep.seeds:
+        if not _is_made(sweep, {DESIGN: name, SEED: seed, **place}):
+            continue
         yield Point(
             scenario=sweep.scenario,
             bench=sweep.bench,

@@ -69,13 +69,13 @@ class Result:
 
 
 def results_of(
-    sweep: Sweep, cells: Iterable[Cell], rows: Mapping[str, Row], price: Price, gpu: Gpu
+    sweep: Sweep, cells: Iterable[Cell], rows: Mapping[str, Row], price: Price
 ) -> list[Result]:
     """Return a result for each cell, in order."""
-    return [_result(sweep, cell, rows, price, gpu) for cell in cells]
+    return [_result(sweep, cell, rows, price) for cell in cells]
 
 
-def _result(sweep: Sweep, cell: Cell, rows: Mapping[str, Row], price: Price, gpu: Gpu) -> Result:
+def _result(sweep: Sweep, cell: Cell, rows: Mapping[str, Row], price: Price) -> Result:
     found: dict[int, dict[str, Value]] = {}
     errors: list[str] = []
     notes: list[str] = []
@@ -105,7 +105,7 @@ def _result(sweep: Sweep, cell: Cell, rows: Mapping[str, Row], price: Price, gpu
             if (mean := _mean([each[name] for each in found.values() if name in each]))
         },
         bill=bill,
-        share=_share(bill, gpu),
+        share=_share(bill, Gpu(usd=sweep.gpu_usd, w=sweep.gpu_w)),
         cpu_s=sum(row.cpu_s for row in there),
         peak_mb=max((row.peak_mb for row in there), default=0.0),
         errors=tuple(errors),

@@ -18,16 +18,17 @@ from harness.errors import BadFile
 from harness.model.bench import Generated, Strict
 from harness.model.metrics import metric_problem, parse_metric, quantities
 from harness.model.schema import did_you_mean, dotted, examine
+from harness.rlsim.economics import Gpu
 from harness.sweeps.arm import split_arm
 from harness.sweeps.point import Scalar
 
 Rule = dict[str, tuple[Scalar, ...]]
-"""By axis, or ``design``: values. It fits where every one of its keys does."""
+"""By axis, ``design`` or ``seed``: values. It fits where every one of its keys does."""
 
-DESIGN = "design"
+DESIGN, SEED = "design", "seed"
 VALUES = tuple(field.name for field in msgspec.structs.fields(Generated) if field.name != "roles")
 """Keys of ``[generated]`` that a sweep may set."""
-PATHS = ("scenario", "bench", "calibration", "prices")
+PATHS = ("scenario", "bench", "calibration", "prices", "power")
 
 
 class Design(Strict, frozen=True, kw_only=True):
@@ -68,7 +69,12 @@ class Sweep(Strict, frozen=True, kw_only=True):
     memory_gb: float = 4.0
     """The same: what its process may hold, Python and libraries included."""
     prices: str = ""
-    """A table of prices and power; "": the house's."""
+    """A file of prices; "": the house's."""
+    power: str = ""
+    """The same of what parts draw."""
+    gpu_usd: float = Gpu().usd
+    """Of one GPU in a divisor, all round."""
+    gpu_w: float = Gpu().w
 
 
 def load_sweep(path: Path) -> Sweep:
@@ -114,7 +120,7 @@ def _problems(sweep: Sweep) -> Iterator[str]:
         yield "seeds: empty; give at least one, such as [1]"
     if len(set(sweep.seeds)) < len(sweep.seeds):
         yield "seeds: each once; the same seed gives the same result"
-    for name in ("timeout_s", "memory_gb"):
+    for name in ("timeout_s", "memory_gb", "gpu_usd", "gpu_w"):
         if getattr(sweep, name) <= 0:
             yield f"{name}: expected more than 0"
 
@@ -178,8 +184,12 @@ def _design_problems(sweep: Sweep) -> Iterator[str]:
 
 def _rule_problems(sweep: Sweep, rule: Rule, where: str) -> Iterator[str]:
     if not rule:
-        yield f"{where}: empty; name an axis, or design"
-    there: dict[str, Iterable[Scalar]] = {DESIGN: tuple(sweep.designs), **sweep.axes}
+        yield f"{where}: empty; name an axis, design or seed"
+    there: dict[str, Iterable[Scalar]] = {
+        DESIGN: tuple(sweep.designs),
+        SEED: sweep.seeds,
+        **sweep.axes,
+    }
     for key, values in rule.items():
         if key not in there:
             yield f"{dotted(where, key)}: no axis{did_you_mean(key, there)}"

@@ -97,16 +97,18 @@ def _forget_peak() -> None:
 
 
 def _peak_mb() -> float:
-    """Return the most memory that was in use at once, since `_forget_peak`."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024 / 1e6
+    """Return the most memory in use at once since `_forget_peak`; 0 where no system tells."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 / 1e6
     return 0.0
 
 
 def _die_with(parent: int) -> None:
     """Be killed when the thread that started this process ends; leave at once if it has."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 

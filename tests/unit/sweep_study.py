@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.errors import BadFile
-from harness.rlsim.economics import Gpu
 from harness.sweeps.costs import price_by
 from harness.sweeps.grid import cells_of, points_of
 from harness.sweeps.point import Measured, Point, Row, Value, row_of
@@ -114,4 +113,4 @@ def rows_of(sweep: Sweep, measure: object = measure) -> Mapping[str, Row]:
 
 def found(sweep: Sweep, measure: object = measure) -> list[Result]:
     """Return the results of a whole sweep, priced by the house's table."""
-    return results_of(sweep, cells_of(sweep), rows_of(sweep, measure), price_by(""), Gpu())
+    return results_of(sweep, cells_of(sweep), rows_of(sweep, measure), price_by())

@@ -27,7 +27,7 @@ def test_every_sweep_of_the_house_opens_with_its_question_and_has_benches_and_pr
 ) -> None:
     sweep = load_sweep(path)
     assert path.read_text().splitlines()[0] == f'question = "{sweep.question}"'
-    price = price_by(sweep.prices)
+    price = price_by(sweep.prices, sweep.power)
     cells = cells_of(sweep)
     assert {cell.design for cell in cells} == set(sweep.designs)
     for cell in cells:
@@ -68,10 +68,11 @@ def test_the_study_compares_all_networks_at_all_rates_and_switching_times() -> N
         ("seeds = [1, 2, 3]", 'performance = "rl.step_s"', "performance: rl.step_s is in s;"),
         ("seeds = [1, 2, 3]", 'performance = "rl.speed"', "performance: no metric 'rl.speed'"),
         ("seeds = [1, 2, 3]", "timeout_s = 0", "timeout_s: expected more than 0"),
+        ("seeds = [1, 2, 3]", "gpu_usd = -1", "gpu_usd: expected more than 0"),
         ("seeds = [1, 2, 3]", "sedes = [1]", "sedes: unknown key; did you mean 'seeds'?"),
         ("[base]", "[[skip]]\ngpus = [1]\n[base]", "skip[0].gpus: no axis"),
         ("[base]", "[[only]]\nswitching_ms = [2]\n[base]", "only[0].switching_ms: 2 is not one"),
-        ("[base]", "[[only]]\n[base]", "only[0]: empty; name an axis, or design"),
+        ("[base]", "[[only]]\n[base]", "only[0]: empty; name an axis, design or seed"),
         (f'calibration = "{SCENARIOS}/calibrations/h800.toml"', "", "calibration: missing"),
     ],
 )
@@ -129,6 +130,15 @@ link_gbit_per_s = [100]
         *(("RFabric", rate, 1) for rate in (100, 400)),
         ("ideal", 400, 1),
     }
+
+
+def test_a_place_may_have_fewer_seeds(tmp_path: Path) -> None:
+    rule = "[[skip]]\nlink_gbit_per_s = [400]\nseed = [2, 3]\n[base]"
+    seeds = {
+        cell.place["link_gbit_per_s"]: [point.seed for point in cell.points]
+        for cell in cells_of(study(tmp_path, ("[base]", rule)))
+    }
+    assert seeds == {100: [1, 2, 3], 400: [1]}
 
 
 def test_what_a_design_ignores_is_made_once_and_shown_everywhere(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sweep_study import found, measure, refuses_fast_links, rows_of, study
 
-from harness.rlsim.economics import Gpu
 from harness.sweeps.costs import bills_text, price_by
 from harness.sweeps.findings import conclusions, contests
 from harness.sweeps.grid import cells_of
@@ -65,6 +64,17 @@ def test_worth_is_performance_over_what_the_bill_says(tmp_path: Path) -> None:
         at_place(found(study(tmp_path)), 400, 1.0, "RFabric").merit("per_network_usd").value
         / network.value
     )
+
+
+def test_what_gpus_count_as_is_the_files_and_is_told(tmp_path: Path) -> None:
+    sweep = study(tmp_path, ("seeds =", "gpu_usd = 1000\nseeds ="))
+    results = found(sweep)
+    result = at_place(results, 400, 1.0, "fat-tree")
+    assert result.bill
+    assert 1 / result.share.per_usd == pytest.approx(result.bill.usd + 64_000)
+    lines = conclusions(sweep, results)
+    assert "A GPU counts as $1,000 and 700 W, where it is counted." in lines
+    assert "prices: list prices of 2025" in lines
 
 
 def test_a_bound_has_no_price_and_wins_nothing(tmp_path: Path) -> None:
@@ -151,7 +161,7 @@ def test_a_metric_that_was_not_measured_or_is_not_the_only_one_fails_its_point(
 def test_points_that_are_not_made_yet_are_told_so(tmp_path: Path) -> None:
     sweep = study(tmp_path)
     rows = dict(list(rows_of(sweep).items())[:3])
-    results = results_of(sweep, cells_of(sweep), rows, price_by(""), Gpu())
+    results = results_of(sweep, cells_of(sweep), rows, price_by())
     assert results[0].errors == ()
     assert results[1].errors == tuple(f"seed {seed}: not made yet" for seed in (1, 2, 3))
 
@@ -222,6 +232,21 @@ def test_what_is_within_its_spread_is_not_told_apart(tmp_path: Path) -> None:
     lines = told(sweep, found(sweep, noisy), "By performance itself")
     assert "At 4 of 4 places the first two cannot be told apart." in lines
     assert not [line for line in lines if "leads" in line]
+
+
+@pytest.mark.parametrize(("seeds", "is_told"), [("[1, 2, 3]", True), ("[7]", False)])
+def test_half_a_per_cent_is_told_of_three_seeds_and_not_of_one(
+    tmp_path: Path, seeds: str, is_told: bool
+) -> None:
+    def near(point: Point) -> Measured:
+        one = next(iter(measure(point).metrics.values()))
+        value = 100.5 if point.values["fabric"] == "fat-tree" else 100.0
+        return Measured(metrics={"rl.samples_per_s": msgspec.structs.replace(one, value=value)})
+
+    sweep = study(tmp_path, ("seeds = [1, 2, 3]", f"seeds = {seeds}"))
+    lines = told(sweep, found(sweep, near), "By performance itself")
+    assert ("fat-tree leads at 4 of 4 places, by 0.5 % to 0.5 %." in lines) == is_told
+    assert ("At 4 of 4 places the first two cannot be told apart." in lines) != is_told
 
 
 def test_one_seed_has_no_spread_and_says_so(tmp_path: Path) -> None:
@@ -296,7 +321,7 @@ def test_a_plot_whose_axis_is_not_swept_is_not_drawn(tmp_path: Path) -> None:
 
 def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
     sweep = study(tmp_path)
-    results = results_of(sweep, cells_of(sweep), {}, price_by(""), Gpu())
+    results = results_of(sweep, cells_of(sweep), {}, price_by())
     assert draw_all(sweep, results, tmp_path) == []
     assert conclusions(sweep, results)
 
