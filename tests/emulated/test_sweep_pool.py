@@ -23,6 +23,7 @@ from harness.errors import InfrastructureError
 from harness.sweeps import slurm
 from harness.sweeps.cluster import DaskCluster
 from harness.sweeps.grid import cells_of, points_of
+from harness.sweeps.measure import measure
 from harness.sweeps.point import Measure, Point, Row
 from harness.sweeps.pool import LocalPool
 from harness.sweeps.store import Folder
@@ -112,6 +113,28 @@ def test_leaving_off_ends_every_worker(tmp_path: Path) -> None:
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
     lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children]
     assert not [line for line in lines if b"harness.sweeps.worker" in line]
+
+
+def test_a_point_is_simulated_to_the_same_result_each_time(tmp_path: Path) -> None:
+    """By the measure itself, in two processes, on the smallest bench that the scenario fills."""
+    sweep = study.study(tmp_path, ("gpus = 64", "gpus = 32"))
+    asked = [cell.points[0] for cell in cells_of(sweep)[:2]]
+    refused = msgspec.structs.replace(asked[0], values={**asked[0].values, "gpus": 12}, seed=9)
+    first, second = (made_by_key(tmp_path, [*asked, refused]) for _ in range(2))
+    assert {key: row.measured for key, row in first.items()} == {
+        key: row.measured for key, row in second.items()
+    }
+    for point in asked:
+        found = first[point.key].measured
+        assert found, first[point.key].error
+        assert found.metrics[f"rl.samples_per_s[step=0,policy={point.arm}]"].value > 0
+        assert any("models on a clock that jumps" in note for note in found.notes)
+    assert "bench of this point: generated.gpus: 12 " in first[refused.key].error
+
+
+def made_by_key(folder: Path, asked: list[Point]) -> dict[str, Row]:
+    pool = LocalPool(measure, 2, RealClock(), folder / "workers.log")
+    return {row.key: row for row in pool.made(asked)}
 
 
 # -- the command -----------------------------------------------------------------------------------
