@@ -215,13 +215,14 @@ def _around(
     if exchange is None or last.times > 1:
         return
     took_ns = row["train_end_ns"] - row["train_begin_ns"] - (last.ready_ns - first.ready_ns)
+    messages = 4 if "@" in row["policy"] else 2  # ports are counted before and after, too
 
     def model(figures: Figures) -> float:
-        sent_s = (2 * figures[MESSAGE] + figures[FINDING]) / 1e6 + exchange.takes_s(figures)
+        sent_s = (messages * figures[MESSAGE] + figures[FINDING]) / 1e6 + exchange.takes_s(figures)
         return figures[BEGUN] + sent_s + first.gap_s * figures[COMPUTE]
 
     needs = (BEGUN, MESSAGE, FINDING, *exchange.needs, *((COMPUTE,) if first.gap_s else ()))
-    key = (exchange, round(first.gap_s, 5))
+    key = (exchange, messages, round(first.gap_s, 5))
     yield Row("step", measured.name, key, took_ns * NS, needs, model)
 
 

@@ -7,7 +7,7 @@ busiest link is done, as long as nothing changes meanwhile; that bound is what i
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -73,24 +73,32 @@ class Wires:
             max((took for link, took in seconds.items() if link in electrical), default=0.0),
         )
 
-    def shared(self, hops: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Loads] | None:
-        """Return by hop what one byte takes while all of them send, links shared evenly."""
-        pairs = list(hops)
-        ways = [self._way(*pair) for pair in pairs]
-        users = Counter(link for way in ways if way for link, _, _ in way)
-        found = {}
-        for pair, way in zip(pairs, ways, strict=True):
+    def shared(self, hops: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Loads] | None:
+        """Return by hop what one byte takes while all of them send, max-min fairly.
+
+        Who is bound by what is found at nominal rates; what that is of payload comes later.
+        """
+        ways = {hop: self._way(*hop) for hop in hops}
+        left: dict[Hashable, float] = {}
+        waiting: dict[tuple[str, str], list[Crossed]] = {}
+        for hop, way in ways.items():
             if way is None:
                 return None
-            each = [
-                (users[link] / (rate * BYTES_PER_S_OF_A_MBIT), is_electrical)
-                for link, rate, is_electrical in way
-            ]
-            found[pair] = Loads(
-                max((took for took, is_electrical in each if not is_electrical), default=0.0),
-                max((took for took, is_electrical in each if is_electrical), default=0.0),
-            )
-        return found
+            waiting[hop] = way
+            left |= {link: rate * BYTES_PER_S_OF_A_MBIT for link, rate, _ in way}
+        found = {}
+        while waiting:
+            users = Counter(link for way in waiting.values() for link, _, _ in way)
+            tight = min(users, key=lambda link: left[link] / users[link])
+            each = left[tight] / users[tight]
+            bound = [hop for hop, way in waiting.items() if tight in (link for link, _, _ in way)]
+            for hop in bound:
+                way = waiting.pop(hop)
+                is_electrical = any(link == tight and electrical for link, _, electrical in way)
+                found[hop] = Loads(electrical_s=1 / each) if is_electrical else Loads(1 / each)
+                for link, _, _ in way:
+                    left[link] -= each
+        return {hop: found[hop] for hop in hops}
 
     def _way(self, source: str, target: str) -> list[Crossed] | None:
         """Return the links of a flow; None: there are none that lead there."""
