@@ -236,7 +236,7 @@ def _folded(rows: Sequence[Pooled], values: Mapping[str, float]) -> list[tuple[P
     found = []
     for part in range(FOLDS):
         others = [row for number, row in enumerate(rows) if number % FOLDS != part]
-        guessed = {**values, **fit(others, values).values}
+        guessed = {**values, **fit(others, values, starts=1).values}
         found += [(row, row.off_pct(guessed)) for row in rows[part::FOLDS]]
     return found
 

@@ -76,7 +76,7 @@ def is_per_byte(name: str) -> bool:
     return name.endswith(PER_BYTE)
 
 
-def fit(rows: Sequence[Pooled], base: Figures) -> Fit:
+def fit(rows: Sequence[Pooled], base: Figures, starts: int = STARTS) -> Fit:
     """Fit all figures that rows need; `base` gives first guesses, and a rate that must be held.
 
     A time that can't be told from others is held at 0: these have all of it then.
@@ -88,7 +88,7 @@ def fit(rows: Sequence[Pooled], base: Figures) -> Fit:
         now = [row for row in left if all(_is_told(name, prefixes, found) for name in row.needs)]
         left = [row for row in left if row not in now]
         for part in _apart(now, found.values):
-            one = _fit(part, base, found.values)
+            one = _fit(part, base, found.values, starts)
             found.values.update(one.values)
             found.plus_minus.update(one.plus_minus)
             found.held.update(one.held)
@@ -117,14 +117,14 @@ def _apart(rows: Sequence[Pooled], known: Figures) -> list[list[Pooled]]:
     return list(parts.values())
 
 
-def _fit(rows: Sequence[Pooled], base: Figures, known: Figures) -> Fit:
+def _fit(rows: Sequence[Pooled], base: Figures, known: Figures, starts: int) -> Fit:
     names = list(dict.fromkeys(n for row in rows for n in row.needs if n not in known))
     held: dict[str, str] = {}
     values: dict[str, float] = {}
     while free := [name for name in names if name not in held]:
         fixed = {**known, **{name: values[name] for name in held}}
         problem = _Problem(rows, tuple(free), fixed)
-        solved = problem.solve(base)
+        solved = problem.solve(base, starts)
         values |= problem.figures(solved)
         out, why = problem.unclear(solved)
         if not out:
@@ -168,14 +168,14 @@ class _Problem:
     def _off(self) -> Floats:
         return np.array([row.off_s / row.measured_s for row in self.rows])
 
-    def solve(self, base: Figures) -> Floats:
-        """Return the best solution of several starts."""
+    def solve(self, base: Figures, starts: int) -> Floats:
+        """Return the best solution of so many starts, the first at the base's values."""
         from scipy.optimize import least_squares  # noqa: PLC0415 - it takes a while to import
 
         first = self._first(base)
         tries: list[Any] = []
         rng = seeded(0, "first guesses of a fit")
-        for _ in range(STARTS if len(self.free) > 1 else 2):
+        for _ in range(starts if len(self.free) > 1 else 2):
             tries.append(
                 least_squares(
                     self.residuals,
