@@ -25,7 +25,7 @@ from harness.run.generation.keeper import Keeper
 from harness.run.generation.nodes import Nodes
 from harness.run.generation.places import Place, built_place, by_node, engine_row
 from harness.run.generation.roster import Roster
-from harness.run.generation.watching import WATCH_NS, Watching
+from harness.run.generation.watching import Watching
 from harness.run.generation.withdrawing import Left, Withdrawing
 from harness.run.session import MESSAGE_NS, Session
 from harness.scheduling.speed import Speeds
@@ -54,7 +54,7 @@ from harness.wire.messages import Done
 RESTART_NS = 120 * NS_PER_S
 """To end an instance that was given up, and as much to build it anew."""
 CLOSE_NS = 30 * NS_PER_S
-CATCH_UP_NS = 2 * (MESSAGE_NS + WATCH_NS)
+CATCH_UP_NS = 2 * MESSAGE_NS
 """A node that takes longer to tell what it has is lost."""
 
 
@@ -87,8 +87,7 @@ class Fleet:
         self.out: set[str] = set()
         """Nodes that answer, but where no layout could be built; another step tries them anew."""
         self.changing = Changing()
-        self._serials = count(1)
-        self._block_tokens = block_tokens
+        self._serials, self._block_tokens = count(1), block_tokens
         self._changes = Changes()
         self._background = Background(self._changes)
         self.nodes = Nodes(session.bench)
