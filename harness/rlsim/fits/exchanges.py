@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from harness.clock import NS_PER_S
@@ -102,17 +102,11 @@ def collectives(measured: Measured) -> Iterator[Row]:
         exchange = exchange_of(op, groups, size_bytes, places, wires)
         if exchange is None or not exchange.stages:
             continue
+        key = (op, size_bytes, groups, exchange)
         for row in told:
-            took_ns = median(fmean(ranks_ns) for ranks_ns in zip(*row["times_ns"], strict=True))
-            key = (op, size_bytes, groups, exchange)
-            yield Row(
-                f"collective.{op}",
-                measured.name,
-                key,
-                took_ns * NS,
-                exchange.needs,
-                exchange.takes_s,
-            )
+            for ranks_ns in zip(*row["times_ns"], strict=True):
+                kind, took_s = f"collective.{op}", fmean(ranks_ns) * NS
+                yield Row(kind, measured.name, key, took_s, exchange.needs, exchange.takes_s)
 
 
 def _members(row: Stamped, world_size: int) -> tuple[int, ...]:
