@@ -26,6 +26,7 @@ from drivers.emulators.light.abilities import probe
 from drivers.netlink import namespace_path
 from drivers.userns import outer_uid
 from harness.bench import leftovers, namespaces
+from harness.bench.behaviour import behaviour_of
 from harness.bench.breaking import unit_file, unit_process
 from harness.bench.children import Children, agent_argv
 from harness.bench.credentials import secret_variables
@@ -292,7 +293,6 @@ def unit_of(
 ) -> config.EmulatedSwitch:
     """Return what the emulated unit of a bench file's switch is told at its start."""
     url = urlsplit(switch.url)
-    emulate = switch.emulate
     server = SERVER_OF_SCHEME[url.scheme]
     protocol = PROTOCOL_OF_DRIVER[switch.driver]
     baud = int(parse_qs(url.query).get("baud", ["38400"])[0])
@@ -306,33 +306,7 @@ def unit_of(
         password_file=str(folder / PASSWORD_FILE) if ssh else None,
         host_key_file=str(folder / f"{name}.hostkey") if ssh else None,
     )
-    return config.EmulatedSwitch(
-        name=name,
-        ports=emulate.ports,
-        model=f"N-VST-{emulate.ports}x{emulate.ports}-LU1-DMHNV",
-        timing=config.Timing(
-            switch_ms=emulate.switch_ms,
-            switch_sd_ms=emulate.switch_sd_ms,
-            distribution="normal" if emulate.switch_sd_ms else "fixed",
-            answer_ms=emulate.answer_ms,
-            boot_ms=emulate.reboot_ms,
-        ),
-        optics=config.Optics(
-            insertion_loss_db=emulate.insertion_loss_db, averaging=switch.power_averaging
-        ),
-        faces=(face,),
-        light=msgspec.structs.replace(light, hold_ms=links.nic_hold_ms),
-        faults=config.Faults(
-            failed_ports=emulate.failed_ports,
-            stuck_ports=emulate.stuck_ports,
-            deny_ports=emulate.deny_ports,
-            swapped=tuple((a, b) for a, b in emulate.swapped_ports),
-            die_on_command=emulate.die_on_command,
-            reboot_on_command=emulate.reboot_on_command,
-            cut_reply=emulate.cut_reply,
-            lose_reply=emulate.lose_reply,
-        ),
-    )
+    return behaviour_of(name, switch, links, faces=(face,), light=light)
 
 
 # -- agents ------------------------------------------------------------------------------

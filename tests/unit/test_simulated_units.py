@@ -33,8 +33,9 @@ from drivers.errors import (
     Unreachable,
 )
 from harness.bench.base import Switched
+from harness.bench.behaviour import behaviour_of
 from harness.bench.simulated.line import Line
-from harness.bench.simulated.units import Unit, behaviour
+from harness.bench.simulated.units import Unit
 from harness.clock import NS_PER_MS
 from harness.model.bench import Bench, Links, Switch
 from harness.model.simulation import Figure
@@ -105,7 +106,7 @@ def test_a_change_is_dark_at_once_and_lit_when_the_mirrors_have_moved() -> None:
 def test_a_change_takes_longer_over_some_lines(url: str, longer_ms: float) -> None:
     spec = Switch(driver="polatis-scpi", url=url, ports="1-8,17-24")
     figures = structs.replace(CONTROL, serial_ms=Figure(value=16.0), ssh_ms=Figure(value=4.0))
-    line = Line(spec, behaviour("agg0", spec, 0.0), figures, Random(1))
+    line = Line(spec, behaviour_of("agg0", spec, Links()), figures, Random(1))
     receipt = line.rewire((), [(1, 17)])
     assert ms_of(receipt.acknowledged_ns - receipt.sent_ns) == CHANGE_MS + longer_ms
 

@@ -12,11 +12,11 @@ from drivers.base import Applied, Delta, Identity, Matching
 from drivers.emulators import config
 from drivers.errors import DeadlineExpired, DriverError, Indeterminate, NoLight
 from harness.bench.base import Switched
+from harness.bench.behaviour import behaviour_of
 from harness.bench.simulated.line import Line
 from harness.bench.simulated.world import World
 from harness.bench.switches import AGAIN_S, PASSING
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.model.bench import Switch
 from harness.seeds import seeded
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class Unit:
         self.name, self.spec = name, world.bench.switches[name]
         self._clock, self._ours = world.clock, world.topology.ours[name]
         self._light_ns = round(world.figures.control.light_ms.value * NS_PER_MS)
-        unit = behaviour(name, self.spec, world.bench.links.nic_hold_ms)
+        unit = behaviour_of(name, self.spec, world.bench.links)
         rng = seeded(world.seed, f"switch {name}")
         self._line = Line(self.spec, unit, world.figures.control, rng)
         self.mirrors = self._line.mirrors
@@ -169,35 +169,3 @@ class Unit:
 
     def _after_ns(self, duration_s: float) -> int:
         return self._line.now_ns + round(duration_s * NS_PER_S)
-
-
-def behaviour(name: str, switch: Switch, hold_ms: float) -> config.EmulatedSwitch:
-    """Return how the unit of a bench file behaves: an emulated one, which nobody can log in to."""
-    emulate = switch.emulate
-    return config.EmulatedSwitch(
-        name=name,
-        ports=emulate.ports,
-        model=f"N-VST-{emulate.ports}x{emulate.ports}-LU1-DMHNV",
-        timing=config.Timing(
-            switch_ms=emulate.switch_ms,
-            switch_sd_ms=emulate.switch_sd_ms,
-            distribution="normal" if emulate.switch_sd_ms else "fixed",
-            answer_ms=emulate.answer_ms,
-            boot_ms=emulate.reboot_ms,
-        ),
-        optics=config.Optics(
-            insertion_loss_db=emulate.insertion_loss_db, averaging=switch.power_averaging
-        ),
-        faces=(),
-        light=config.Light(hold_ms=hold_ms),
-        faults=config.Faults(
-            failed_ports=emulate.failed_ports,
-            stuck_ports=emulate.stuck_ports,
-            deny_ports=emulate.deny_ports,
-            swapped=tuple((a, b) for a, b in emulate.swapped_ports),
-            die_on_command=emulate.die_on_command,
-            reboot_on_command=emulate.reboot_on_command,
-            cut_reply=emulate.cut_reply,
-            lose_reply=emulate.lose_reply,
-        ),
-    )
