@@ -40,6 +40,8 @@ class Node(Strict, frozen=True, kw_only=True):
     gpus: int = 0
     emulated_gpus: int = 0
     """For generation on a node without GPUs: how many ranks stand for one each."""
+    speed: float = 1.0
+    """Of a simulated bench: computing takes 1 / `speed` of the time that figures say."""
 
     @property
     def tors(self) -> tuple[str, ...]:

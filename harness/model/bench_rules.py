@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from typing import NamedTuple
 
 from harness.model.access_rules import bounded_int, is_address, secret_problems, url_problems
@@ -123,6 +124,7 @@ def _nodes(bench: Bench) -> Iterator[str]:
         where = dotted("nodes", name)
         yield from _plugged(bench, where, node)
         yield from _gpus(where, node)
+        yield from _speed(bench, where, node)
         for key in ("host", "interface", "address") if bench.world == "live" else ():
             if not getattr(node, key):
                 yield f"{where}.{key}: missing; every node of a live bench states it"
@@ -156,6 +158,17 @@ def _gpus(where: str, node: Node) -> Iterator[str]:
             yield f"{where}.{key}: expected 0 to {GPUS_MAX}"
     if node.gpus and node.emulated_gpus:
         yield f"{where}.emulated_gpus: the node has GPUs of its own (gpus); keep one of the two"
+
+
+def _speed(bench: Bench, where: str, node: Node) -> Iterator[str]:
+    if not (node.speed > 0 and isfinite(node.speed)):
+        yield f"{where}.speed: expected more than 0; 1 is as fast as figures say, 0.5 half as fast"
+    elif node.speed != 1 and bench.world != "simulated":
+        yield (
+            f"{where}.speed: only a simulated bench has nodes that are slower or faster; what "
+            f"{'an emulated' if bench.world == 'emulated' else 'a live'} one computes on is as "
+            "fast as it is; leave it out"
+        )
 
 
 # -- links -------------------------------------------------------------------------------------

@@ -111,6 +111,8 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         ("uplinks = 2", "uplinks = 1" + 30 * "0", "uplinks: the number does not fit 64 bits"),
         ("[nodes.n1]", "[nodes.n1]\nemulated_gpus = -1", "nodes.n1.emulated_gpus: expected 0 to"),
         ("[nodes.n1]", "[nodes.n1]\ngpus = 2\nemulated_gpus = 2", "n1.emulated_gpus: the node has"),
+        ("[nodes.n1]", "[nodes.n1]\nspeed = 0.0", "nodes.n1.speed: expected more than 0"),
+        ("[nodes.n1]", "[nodes.n1]\nspeed = 0.5", "an emulated one computes on is as fast as it"),
         ('world = "emulated"', 'world = "emulate"', "world: 'emulate' is not one of"),
         ('world = "emulated"', 'world = "emulate"', "did you mean 'emulated'?"),
         ('name = "emulated-4"', "", "name: missing; expected text in quotes"),

@@ -215,6 +215,25 @@ def test_a_request_ends_when_the_profile_says() -> None:
     run(test, step_share=1.5)
 
 
+def test_engines_of_a_slow_node_take_longer_for_each_step() -> None:
+    async def test(fast: Told, slow: Told) -> None:
+        nodes = slow.world.bench.nodes
+        slowed = {**nodes, "n1": msgspec.structs.replace(nodes["n1"], speed=0.5)}
+        slow.world.bench = msgspec.structs.replace(slow.world.bench, nodes=slowed)
+        took_ns = []
+        for node in (fast, slow):
+            await node.open()
+            (pair,) = node.layout("1xTP2")
+            await node.build([pair])
+            measure = MeasureSteps(
+                instance=pair.name, batch=4, context_tokens=100, prefill_tokens=0, steps=8
+            )
+            took_ns.append(sum((await node.ask(measure, StepTimes)).times_ns))
+        assert took_ns[1] == pytest.approx(2 * took_ns[0], rel=1e-6)
+
+    run(test, nodes=2)
+
+
 def test_what_leaves_has_told_all_of_its_output() -> None:
     async def test(n: Told) -> None:
         await n.open()

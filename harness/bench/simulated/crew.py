@@ -91,8 +91,7 @@ class Crew:
         nodes, share = self._world.bench.nodes, self._world.figures.training.compute_share.value
         slowest: dict[Where, float] = {}
         for squad, (node, _) in zip(self._squad_of, self.muster.places, strict=True):
-            speed = getattr(nodes[node], "speed", 1.0)
-            slowest[squad] = max(slowest.get(squad, 0.0), share / speed)
+            slowest[squad] = max(slowest.get(squad, 0.0), share / nodes[node].speed)
         return slowest
 
     @cached_property

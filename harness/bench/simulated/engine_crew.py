@@ -63,9 +63,8 @@ class EngineCrew:
         self.rank_bytes = _rank_bytes(spec, spec.profile.shape, instance)
         """Weights that each of its ranks holds."""
         self._shape, self._bytes_scale = spec.profile.shape, spec.bytes_scale
-        self._costs = _costs(
-            spec, spec.profile, instance, world.figures.generation.step_share.value
-        )
+        speed = world.bench.nodes[node].speed / world.figures.generation.step_share.value
+        self._costs = _costs(spec, spec.profile, instance, speed)
         self._world, self._node, self._outputs = world, node, outputs
         self.begin(0)
 
@@ -244,9 +243,9 @@ def _limits(spec: EngineSpec, profile: Profile, instance: Instance) -> Limits:
     )
 
 
-def _costs(spec: EngineSpec, profile: Profile, instance: Instance, step_share: float) -> StepCosts:
-    """Return how long steps really take: of the profile's time, a share, `speed` times faster."""
-    costs, speed = costs_of(profile, instance.layout), spec.speed / step_share
+def _costs(spec: EngineSpec, profile: Profile, instance: Instance, speed: float) -> StepCosts:
+    """Return how long steps really take: `speed` times faster here than the spec has them."""
+    costs, speed = costs_of(profile, instance.layout), spec.speed * speed
     return costs if speed == 1 else Faster(costs, speed)
 
 

@@ -37,8 +37,7 @@ class Ground:
 
     def speed(self, node: str) -> float:
         """Return how fast a node computes: as was said, else by the bench, else as the trace."""
-        own: float = getattr(self.bench.nodes[node], "speed", 1.0)
-        return self.speeds.get(node, own)
+        return self.speeds.get(node, self.bench.nodes[node].speed)
 
 
 def ground_of(
