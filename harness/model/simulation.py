@@ -35,6 +35,8 @@ class Network(Strict, frozen=True, kw_only=True):
     """The same of the electrical path's."""
     latency_us: Figure
     """Of a first byte from a node to another, one way."""
+    burst_kb: Figure = Figure(value=0.0, source="none is stated")
+    """A link that was idle lets so much pass at once, 1000 bytes of it: a shaper's bucket."""
 
 
 class Control(Strict, frozen=True, kw_only=True):
@@ -64,6 +66,8 @@ class Collectives(Strict, frozen=True, kw_only=True):
     """gloo: one step of an algorithm, among nodes."""
     copy_ns_per_kb: Figure
     """gloo: a rank copies and adds up what it sends, 1000 bytes of it."""
+    gpu: str = ""
+    """nccl: the kind of GPU that it joins, such as ``h800``, where nothing else says which."""
 
 
 class Generation(Strict, frozen=True, kw_only=True):
@@ -168,6 +172,8 @@ def calibration_problems(calibration: Calibration) -> Iterator[str]:
             yield f"{name}.plus_minus = {figure.plus_minus:g}: expected 0 or more"
         if not calibration.runs and not figure.source:
             yield f"{name}.source: say where {figure.value:g} comes from, for no run is named"
+    if calibration.collectives.gpu and calibration.collectives.backend != "nccl":
+        yield "collectives.gpu: only NCCL differs by GPU; leave it out"
     for load, fitted in calibration.fitted.items():
         if load not in LOADS:
             yield f"fitted.{load}: expected one of {', '.join(LOADS)}"

@@ -31,7 +31,8 @@ def _rows(part: object) -> Iterator[str]:
     """Yield a table's keys: figures, and the word that says which they are of."""
     for key in part.__struct_fields__:  # type: ignore[attr-defined]  # a Struct, as was seen
         value = getattr(part, key)
-        yield f"{key} = {_figure(value) if isinstance(value, Figure) else _text(value)}"
+        if value != "":
+            yield f"{key} = {_figure(value) if isinstance(value, Figure) else _text(value)}"
 
 
 def _figure(figure: Figure) -> str:

@@ -55,7 +55,7 @@ class Wires:
 
 def figures(table: type[msgspec.Struct], values: Mapping[str, float]) -> dict[str, Figure]:
     """Return a table of figures: 0, or 1 where nothing goes on with none of it."""
-    names = [name for name in table.__struct_fields__ if name != "backend"]
+    names = [name for name in table.__struct_fields__ if name not in ("backend", "gpu")]
     rates = {name: float(name.endswith(("_per_s", "_share"))) for name in names}
     return {name: Figure(value=values.get(name, rates[name])) for name in names}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from labour_world import Wires, ask, ask_all, virtually, world
+from msgspec import structs
 
 from harness.bench.simulated.ranks import Ranks
 from harness.bench.simulated.world import World
@@ -215,11 +216,20 @@ def test_what_cannot_be_is_refused_on_every_node() -> None:
     virtually(test())
 
 
-def test_gpus_that_nobody_measured_are_refused_by_name() -> None:
-    async def test() -> None:
+def test_nccl_asks_which_gpus_it_joins_and_refuses_those_nobody_measured() -> None:
+    async def opened(**said: str) -> list[Any]:
         pool = Pool(world(1, backend="nccl"))
-        with pytest.raises(UsageError, match="nobody measured collectives on 'test'"):
-            await pool.open()
+        figures = pool.world.figures
+        joined = structs.replace(figures.collectives, **said)
+        pool.world.figures = structs.replace(figures, collectives=joined)
+        return await pool.open()
+
+    async def test() -> None:
+        with pytest.raises(UsageError, match=r'calibration test has NCCL.*gpu = "h100"'):
+            await opened()
+        with pytest.raises(UsageError, match="nobody measured collectives on 't4'"):
+            await opened(gpu="t4")
+        assert [ready.backend for ready in await opened(gpu="h800")] == ["nccl"]
 
     virtually(test())
 

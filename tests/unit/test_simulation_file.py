@@ -32,6 +32,7 @@ def test_shipped_files_are_sound_and_every_figure_has_a_source(path: Path) -> No
         ("value = 200.0", "value = -1.0", "control.message_us.value = -1: expected 0 or more"),
         ('source = "chosen"', 'source = ""', "source: say where"),
         ("[control]", "[contol]", "contol"),
+        ('backend = "nccl"', 'backend = "gloo"', "collectives.gpu: only NCCL differs by GPU"),
         (
             'name = "h800"',
             'name = "h800"\nfitted = { rank = { low = 1, high = 2 } }',

@@ -232,7 +232,8 @@ def test_ranks_beyond_the_gpus_of_the_bench_are_named() -> None:
 def test_nccl_needs_to_know_its_gpus() -> None:
     of = trace({"0-1": [reduce(1)]}, gpu="")
     with pytest.raises(UsageError, match="--gpu h100"):
-        run(of, ground(by=H800))
+        run(of, ground(by=figures("nccl")))
+    assert "collectives: nccl on h800" in str(run(of, ground(by=H800))[1].basis)
     with pytest.raises(UsageError, match="nobody measured collectives on 't4'"):
         run(trace({"0-1": [reduce(1)]}, gpu="t4"), ground(by=H800))
 

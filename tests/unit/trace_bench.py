@@ -82,8 +82,9 @@ def figures(backend: Any = "gloo", step_us: float = 0.0) -> Calibration:
         latency_us=exactly(0.0),
     )
     gloo = replace(
-        H800.collectives, backend=backend, step_us=exactly(step_us), copy_ns_per_kb=exactly(0.0)
-    )
+        H800.collectives, backend=backend, step_us=exactly(step_us), copy_ns_per_kb=exactly(0.0),
+        gpu="",
+    )  # fmt: skip
     return replace(H800, network=network, collectives=gloo)
 
 

@@ -14,9 +14,11 @@ from harness.bench.simulated.exchange import Exchanges, Ranks, interconnect_of
 from harness.bench.simulated.loop import Loop
 from harness.bench.simulated.muster import Muster
 from harness.bench.simulated.world import World
+from harness.errors import UsageError
 from harness.model.busbw import counts
 from harness.model.intake import Refused
 from harness.model.scenario import Dtype, Op
+from harness.model.simulation import Calibration
 from harness.tasks import together
 from harness.wire.messages import Groups, RankSamples, RunCollective, StartRanks, StartTraffic
 
@@ -26,14 +28,17 @@ _PLACE = "company"
 
 
 class Company:
-    """See the module. `env` has NCCL's variables. Raises `UsageError` for what nobody measured."""
+    """See the module. `env` has NCCL's variables.
+
+    Raises `UsageError` where nobody says which GPUs NCCL joins, or nobody measured them.
+    """
 
     def __init__(self, world: World, asked: StartRanks) -> None:
         self.muster = Muster(asked.groups.world_size)
         self.env = asked.nccl_env
         self.loop: Loop | None = None
         self._world = world
-        self._interconnect = interconnect_of(world, world.figures.name, self.env)
+        self._interconnect = interconnect_of(world, _gpu(world.figures), self.env)
         self._generation = -1
         self._groups: tuple[Ranks, ...] = ()
         """The one of all, then subgroups; none where they were destroyed."""
@@ -181,3 +186,14 @@ class Company:
         loop.close()
         if not any(gate.running for gate in loop.gates.values()):
             self.loop = None
+
+
+def _gpu(figures: Calibration) -> str:
+    """Return which GPUs ranks have. Raises `UsageError` where that matters and is not said."""
+    own = figures.collectives
+    if own.backend == "nccl" and not own.gpu:
+        raise UsageError(
+            f"calibration {figures.name} has NCCL, which differs by GPU: say which in its table "
+            '[collectives], as in gpu = "h100"'
+        )
+    return own.gpu

@@ -37,12 +37,13 @@ def replayed(laid: Laid, ground: Ground, *, keep_spans: bool = False) -> tuple[R
     """
     trace, figures, topology = laid.trace, ground.figures, ground.topology
     seats = seats_of(topology, trace.ranks, ground.pod)
-    if figures.collectives.backend == "nccl" and not trace.gpu.kind:
+    gpu = _gpu(laid, ground)
+    if figures.collectives.backend == "nccl" and not gpu:
         raise UsageError(
             f"{trace.where}: on which GPUs? Calibration {figures.name} has NCCL, which differs by"
-            " GPU: write gpu in a JSON trace, or say --gpu h100"
+            " GPU: write gpu in a JSON trace, or collectives.gpu there, or say --gpu h100"
         )
-    interconnect = interconnect_of(topology, figures, trace.gpu.kind, ground.tables)
+    interconnect = interconnect_of(topology, figures, gpu, ground.tables)
     wires = Wires(topology, figures.network, ground.lit)
     replay = Replay(
         laid,
@@ -54,6 +55,11 @@ def replayed(laid: Laid, ground: Ground, *, keep_spans: bool = False) -> tuple[R
     )
     replay.run()
     return replay, _outcome(replay, ground, seats)
+
+
+def _gpu(laid: Laid, ground: Ground) -> str:
+    """Return the kind of GPU, as the trace has it, else as the calibration has; "" where none."""
+    return laid.trace.gpu.kind or ground.figures.collectives.gpu
 
 
 def _outcome(replay: Replay, ground: Ground, seats: Sequence[Place]) -> Outcome:
@@ -119,7 +125,7 @@ def _basis(laid: Laid, ground: Ground, seats: Sequence[Place]) -> Iterator[str]:
         f" {ground.circuits}, by calibration {figures.name} of {figures.date}"
     )
     if laid.meetings.all:
-        gpu = f" on {laid.trace.gpu.kind}" if backend == "nccl" else ""
+        gpu = f" on {_gpu(laid, ground)}" if backend == "nccl" else ""
         yield f"collectives: {backend}{gpu}, by its model, or tables where the column basis says so"
     speeds = {node: ground.speed(node) for node in ground.topology.nodes}
     if others := [f"{node} {speed:g}" for node, speed in speeds.items() if speed != 1]:
