@@ -32,6 +32,7 @@ MEASURED_BY: Mapping[str, str] = {
     "network.link_share": "collectives over circuits, or an rl step",
     "network.electrical_share": "collectives over the electrical path, or an rl step over it",
     "network.latency_us": "any run",
+    "network.burst_kb": "collectives, which do not rest, and an rl step, which does",
     "control.message_us": "a reconfigure step, or a generate step with layouts",
     "control.steer_us": "a reconfigure step, or an rl step with the fabric rfabric",
     "control.read_ms": "a reconfigure step, or an rl step with the fabric rfabric",
@@ -62,7 +63,7 @@ MEASURED_BY: Mapping[str, str] = {
     "sync.load_gb_per_s": f"{_RL}, of two values of bytes_scale",
 }
 """What kind of run tells each figure."""
-OPTIONAL = ("control.serial_ms", "control.ssh_ms", "generation.kv_fixed_s")
+OPTIONAL = ("network.burst_kb", "control.serial_ms", "control.ssh_ms", "generation.kv_fixed_s")
 """Of what a bench may not have: none where no run speaks of it."""
 
 
@@ -125,7 +126,7 @@ def calibrated(
             "date": date,
             "runs": [run.name for run in fitting],
             "fitted": _ranges(fitting),
-            **_nested(tables, backend),
+            **_nested(tables, backend, base),
         },
         Calibration,
     )
@@ -188,9 +189,12 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}") if abs(value) > NOTHING else 0.0
 
 
-def _nested(told: Mapping[str, Figure], backend: Backend) -> dict[str, dict[str, object]]:
-    """Return figures by table and key."""
-    found: dict[str, dict[str, object]] = {"collectives": {"backend": backend}}
+def _nested(
+    told: Mapping[str, Figure], backend: Backend, base: Calibration | None
+) -> dict[str, dict[str, object]]:
+    """Return figures by table and key; which GPUs NCCL joins, the base says."""
+    gpu = base.collectives.gpu if base and backend == "nccl" else ""
+    found: dict[str, dict[str, object]] = {"collectives": {"backend": backend, "gpu": gpu}}
     for name, figure in told.items():
         table, _, key = name.partition(".")
         found.setdefault(table, {})[key] = figure

@@ -20,6 +20,7 @@ runs = ["made up"]
 link_share = { value = 0.93 }
 electrical_share = { value = 0.88 }
 latency_us = { value = 40.0 }
+burst_kb = { value = 60.0 }
 
 [control]
 message_us = { value = 700.0 }

@@ -25,7 +25,7 @@ from harness.rlsim.fits.exchanges import _Told, groups_of
 from harness.rlsim.fits.measured import Measured
 from harness.rlsim.fits.row import Figures, Pooled, Row, pooled
 from harness.rlsim.fits.solver import fit
-from harness.rlsim.fits.wires import Wires
+from harness.rlsim.fits.wires import Loads, Wires
 from harness.rlsim.fitting import MEASURED_BY, Fitted, calibrated, rows_of
 from harness.seeds import seeded
 
@@ -78,7 +78,9 @@ def test_a_run_that_is_held_out_is_predicted(runs: list[Measured], tmp_path: Pat
     assert loop.name not in found.calibration.runs
     seen = {off.kind for off in found.predicted}
     assert {"sync.load", "sync.gather", "phase.all_reduce", "step"} <= seen
-    assert max(off.p50_pct for off in found.predicted) < 5
+    assert median(off.p50_pct for off in found.predicted) < 1
+    # collectives do not rest: a burst hides there what steps take
+    assert "not told apart from collectives.step_us" in found.held["network.burst_kb"]
 
 
 def test_loads_that_were_seen_are_the_range(found: Fitted) -> None:
@@ -237,14 +239,30 @@ def test_a_phase_is_known_by_its_name(model: str, layout: str) -> None:
 def test_flows_take_as_long_as_the_busiest_link_of_their_way() -> None:
     topology = topology_of(load_bench(SCENARIOS / "benches/two-tier.toml"))  # 500 Mbit/s, 4 : 1
     wires = Wires(topology)
-    assert wires.loads([("t0", "t1", 62.5e6)]) == (1.0, 0.0)  # below one ToR
-    assert wires.loads([("t0", "t2", 31.25e6)]) == (0.5, 1.0)
-    assert wires.loads([("t0", "t2", 31.25e6), ("t1", "g0", 31.25e6)]) == (0.5, 2.0)
+
+    def loads_of(at: Wires, *sent: tuple[str, str, float]) -> tuple[float, float]:
+        found = at.loads(sent)
+        assert found is not None
+        return found.link_s, found.electrical_s
+
+    assert loads_of(wires, ("t0", "t1", 62.5e6)) == (1.0, 0.0)  # below one ToR
+    assert loads_of(wires, ("t0", "t2", 31.25e6)) == (0.5, 1.0)
+    assert loads_of(wires, ("t0", "t2", 31.25e6), ("t1", "g0", 31.25e6)) == (0.5, 2.0)
     lit = Wires(topology, {("train0", "train1"): 2})
-    assert lit.loads([("t0", "t2", 62.5e6), ("t1", "t3", 62.5e6)]) == (1.0, 0.0)
-    assert lit.loads([("t0", "t2", 62.5e6), ("t1", "t2", 62.5e6)]) == (2.0, 0.0)  # one of two
+    assert loads_of(lit, ("t0", "t2", 62.5e6), ("t1", "t3", 62.5e6)) == (1.0, 0.0)
+    assert loads_of(lit, ("t0", "t2", 62.5e6), ("t1", "t2", 62.5e6)) == (2.0, 0.0)  # one of two
     ideal = Wires(topology, {}, 1.0)
-    assert ideal.loads([("t0", "t2", 62.5e6), ("t1", "t3", 62.5e6)]) == (1.0, 1.0)
+    assert loads_of(ideal, ("t0", "t2", 62.5e6), ("t1", "t3", 62.5e6)) == (1.0, 1.0)
+
+
+def test_links_that_were_idle_let_a_burst_pass_at_once() -> None:
+    loads = Loads(electrical_s=1.0, electrical_kb_s=1e-3)
+    shares = {"network.link_share": 0.9, "network.electrical_share": 0.5}
+    figures = {**shares, "network.latency_us": 0.0, "network.burst_kb": 100.0}
+    assert loads.takes_s(figures) == pytest.approx(2.0)
+    assert loads.takes_s(figures, idle_s=0.05) == pytest.approx(1.95)
+    assert loads.takes_s(figures, idle_s=9.0) == pytest.approx(1.8)  # 100 kB at half the rate
+    assert loads.takes_s(figures, idle_s=9.0, times=3) == pytest.approx(5.8)
 
 
 def test_hops_share_links_max_min_fairly() -> None:

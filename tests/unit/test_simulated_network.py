@@ -65,6 +65,25 @@ def test_an_electrical_path_of_another_rate_changes_flows_that_are_under_way() -
     play(body)
 
 
+def test_a_link_that_was_idle_lets_a_burst_pass_at_once() -> None:
+    async def body(small: Small) -> None:
+        assert await small.takes_ms(*flows(10, "t0.0>t1.0")) == ms(9, 25.0)  # 1 MB is in a bucket
+        assert await small.takes_ms(*flows(10, "t0.0>t1.0")) == ms(10, 25.0)  # which is empty now
+        await small.sleep_ms(20)
+        assert await small.takes_ms(*flows(10, "t0.0>t1.0")) == ms(9.5, 25.0)  # or half full
+        await small.sleep_ms(100)
+        assert await small.takes_ms(*flows(10, "t0.0>t1.0", "t0.1>t1.1")) == ms(19, 25.0)
+        await small.sleep_ms(100)
+        assert await small.takes_ms(*flows(0.5, "t0.0>t1.0")) < NEAR_MS
+        async with beside(small.takes_ms(*flows(10, "t2.0>t1.0"))) as sending:
+            await small.sleep_ms(100)
+            # busy on its way in, which two share
+            assert await small.takes_ms(*flows(1, "t3.0>t1.1")) == ms(2, 25.0)
+            await sending
+
+    play(body, network=structs.replace(NETWORK, burst_kb=figure(1000.0)))
+
+
 def test_what_stays_in_a_node_or_is_nothing_takes_no_time_and_a_first_byte_takes_its_latency() -> (
     None
 ):

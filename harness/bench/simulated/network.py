@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drivers.tor.base import Route
+from harness.bench.simulated.buckets import Buckets
 from harness.bench.simulated.light import Light
 from harness.bench.simulated.units import Unit
 from harness.bench.simulated.ways import Pair, Path, Ways
@@ -67,6 +68,7 @@ class Fabric:
         link = topology.rates.link_mbit_per_s * figures.network.link_share.value
         self._link_bytes_per_s = link * BYTES_PER_S_OF_A_MBIT
         self._flows = Flows(self._capacities())
+        self._buckets = Buckets(1000 * figures.network.burst_kb.value, self._capacities())
         self._under_way: dict[int, _UnderWay] = {}
         self._aims: dict[Uplink, Uplink] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -98,11 +100,13 @@ class Fabric:
                 sizes_bytes += [flow.bytes / len(parts)] * len(parts)
         if not ways:
             return
-        paths = [self._ways.path(*way) for way in ways]
-        ids = self._flows.add(self._clock.now_ns(), paths, sizes_bytes, self._latency_ns)
+        paths, now_ns = [self._ways.path(*way) for way in ways], self._clock.now_ns()
+        left_bytes = self._buckets.left_bytes(now_ns, paths, sizes_bytes)
+        ids = self._flows.add(now_ns, paths, left_bytes, self._latency_ns)
         parcel = _Parcel(set(ids), asyncio.get_running_loop().create_future())
         for flow_id, way, path in zip(ids, ways, paths, strict=True):
             self._under_way[flow_id] = _UnderWay(parcel, *way, path)
+            self._buckets.begin(path)
         self._stir()
         try:
             await parcel.arrived
@@ -111,9 +115,10 @@ class Fabric:
 
     def _withdraw(self, parcel: _Parcel) -> None:
         """Take what is left of a parcel away; nothing is where all has arrived."""
+        now_ns = self._clock.now_ns()
         for flow_id in sorted(parcel.flows):
-            del self._under_way[flow_id]
-            self._flows.remove(self._clock.now_ns(), flow_id)
+            self._buckets.end(now_ns, self._under_way.pop(flow_id).path)
+            self._flows.remove(now_ns, flow_id)
         if parcel.flows:
             self._stir()
 
@@ -133,8 +138,11 @@ class Fabric:
     def _settle(self) -> None:
         """Tell those whose flows have ended, and come back when the next do."""
         self._timer = None
-        for flow_id in self._flows.advance(self._clock.now_ns()):
-            parcel = self._under_way.pop(flow_id).parcel
+        now_ns = self._clock.now_ns()
+        for flow_id in self._flows.advance(now_ns):
+            flow = self._under_way.pop(flow_id)
+            self._buckets.end(now_ns, flow.path)
+            parcel = flow.parcel
             parcel.flows.remove(flow_id)
             if not parcel.flows and not parcel.arrived.done():
                 parcel.arrived.set_result(None)
@@ -159,6 +167,8 @@ class Fabric:
                 continue
             path = self._ways.path(flow.source, flow.target)
             if path != flow.path:
+                self._buckets.end(now_ns, flow.path)
+                self._buckets.begin(path)
                 flow.path = path
                 self._flows.reroute(now_ns, flow_id, path)
         self._stir()
@@ -177,7 +187,7 @@ class Fabric:
         now_ns = self._clock.now_ns()
         for tor, bytes_per_s in self._electrical_bytes_per_s(oversubscription).items():
             for link in self._ways.electrical[tor]:
-                self._flows.set_capacity(now_ns, link, bytes_per_s)
+                self._set_capacity(now_ns, link, bytes_per_s)
         self._stir()
 
     def _relit(self, senders: Iterable[Uplink]) -> None:
@@ -191,7 +201,11 @@ class Fabric:
             aim = self._aims.get(sender)
             hits = aim is not None and self.light.far(sender) is aim
             link = self._ways.uplinks[sender.tor, sender.device].out
-            self._flows.set_capacity(now_ns, link, self._link_bytes_per_s if hits else 0.0)
+            self._set_capacity(now_ns, link, self._link_bytes_per_s if hits else 0.0)
+
+    def _set_capacity(self, now_ns: int, link: int, bytes_per_s: float) -> None:
+        self._flows.set_capacity(now_ns, link, bytes_per_s)
+        self._buckets.capacity[link] = bytes_per_s
 
     def close(self) -> None:
         """Carry nothing any more."""
@@ -221,7 +235,8 @@ class Fabric:
         """Return what each link has carried by now; it is worked out once for all who ask."""
         now_ns = self._clock.now_ns()
         if self._counted is None or self._counted[0] < now_ns:
-            self._counted = now_ns, self._flows.carried_bytes(now_ns)
+            carried = self._flows.carried_bytes(now_ns) + self._buckets.passed_bytes
+            self._counted = now_ns, carried
         return self._counted[1]
 
     # -- rates --------------------------------------------------------------------------------

@@ -9,10 +9,11 @@ from harness.errors import UsageError
 from harness.model.layout import Layout, parse_layout
 from harness.model.profile import costs_of
 from harness.model.steptime import StepCosts, step_ns
-from harness.rlsim.fits.control import LATENCY, MESSAGE
+from harness.rlsim.fits.control import MESSAGE
 from harness.rlsim.fits.held import Held
 from harness.rlsim.fits.measured import Measured
 from harness.rlsim.fits.row import Figures, Model, Row
+from harness.rlsim.fits.syncs import IDLE_S
 from harness.rlsim.fits.wires import Loads, Networks
 
 TABLE = "generation."
@@ -96,10 +97,10 @@ def _sent(measured: Measured) -> Iterator[Row]:
 
 def _one_sent(measured: Measured, size_bytes: int, took_s: float, loads: Loads) -> Row:
     def model(figures: Figures) -> float:
-        flowing_s = loads.takes_s(figures) + (figures[LATENCY] / 1e6 if loads.needs else 0.0)
+        flowing_s = loads.takes_s(figures, IDLE_S)
         return figures[KV] + max(size_bytes / 1e9 / figures[KV_RATE], flowing_s)
 
-    needs = (KV, KV_RATE, *((LATENCY, *loads.needs) if loads.needs else ()))
+    needs = (KV, KV_RATE, *loads.needs)
     return Row("kv", measured.name, (size_bytes, loads), took_s, needs, model)
 
 

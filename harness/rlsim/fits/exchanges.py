@@ -18,7 +18,7 @@ from harness.model.degrees import Degrees
 from harness.model.scenario import Op
 from harness.model.training.axes import Axis, Members, expert_copies, groups_along, place_of
 from harness.model.training.schedule import stages
-from harness.rlsim.fits.control import LATENCY, MESSAGE
+from harness.rlsim.fits.control import MESSAGE
 from harness.rlsim.fits.measured import Measured
 from harness.rlsim.fits.row import Figures, Row
 from harness.rlsim.fits.wires import Loads, Networks, Wires
@@ -49,21 +49,20 @@ class Exchange(NamedTuple):
     @property
     def needs(self) -> tuple[str, ...]:
         """Figures that it depends on."""
-        found = {STEP: None, COPY: None}
-        for stage in self.stages:
-            found |= dict.fromkeys(stage.loads.needs)
-            found |= {LATENCY: None} if stage.loads.needs else {}
-        return tuple(found)
+        loads = (name for stage in self.stages for name in stage.loads.needs)
+        return tuple(dict.fromkeys((STEP, COPY, *loads)))
 
-    def takes_s(self, figures: Figures) -> float:
-        """Return how long it takes, as `harness.rlsim.collectives` has it for gloo."""
+    def takes_s(self, figures: Figures, idle_s: float = 0.0, times: int = 1) -> float:
+        """Return how long it takes, as `harness.rlsim.collectives` has it for gloo.
+
+        So many times on end, which are carried together; the network was idle before for a while.
+        """
         took_s = 0.0
         for steps, most_bytes, loads in self.stages:
-            copying_s = most_bytes / 1000 * figures[COPY] * NS
-            flowing_s = loads.takes_s(figures)
-            if loads.needs:
-                flowing_s += figures[LATENCY] / 1e6
-            took_s += steps * figures[STEP] / 1e6 + max(copying_s, flowing_s)
+            stepping_s = times * steps * figures[STEP] / 1e6
+            copying_s = times * most_bytes / 1000 * figures[COPY] * NS
+            flowing_s = loads.takes_s(figures, idle_s + stepping_s, times)
+            took_s += stepping_s + max(copying_s, flowing_s)
         return took_s
 
 
@@ -192,11 +191,13 @@ def _phase(measured: Measured, one: _Told, after: _Told, wires: Wires) -> Iterat
     computed_s = (times - 1) * one.gap_s + (after.gap_s if chained else 0.0)
 
     def model(figures: Figures) -> float:
-        each_s = figures[FINDING] / 1e6 + exchange.takes_s(figures)
-        return times * each_s + computed_s * figures[COMPUTE]
+        finding_s = times * figures[FINDING] / 1e6
+        idle_s = finding_s + one.gap_s * figures[COMPUTE]
+        exchanged_s = exchange.takes_s(figures, idle_s, times)
+        return finding_s + exchanged_s + computed_s * figures[COMPUTE]
 
-    needs = (FINDING, *exchange.needs, *((COMPUTE,) if computed_s else ()))
-    key: Hashable = (exchange, times, round(computed_s, 5))
+    needs = (FINDING, *exchange.needs, *((COMPUTE,) if computed_s or one.gap_s else ()))
+    key: Hashable = (exchange, times, round(computed_s, 5), round(one.gap_s, 5))
     yield Row(f"phase.{one.op}", measured.name, key, took_s, needs, model)
 
 

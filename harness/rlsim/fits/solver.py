@@ -23,6 +23,7 @@ Floats = NDArray[np.float64]
 
 HELD_FIRST = (
     "network.latency_us",
+    "network.burst_kb",
     "training.phase_us",
     "sync.bucket_us",
     "sync.carry_fixed_s",
@@ -46,7 +47,7 @@ UNFELT = {
 }
 """By whether it is a rate: why it is held."""
 PULL = 1.5
-LEAST_S_PER_GB = 1e-4
+RATE_MAX = 1e4
 LEAST = 1e-3
 """Share of the measured time below which it does not matter how far off a model is."""
 STARTS = 16
@@ -77,7 +78,7 @@ def is_per_byte(name: str) -> bool:
 
 
 def fit(rows: Sequence[Pooled], base: Figures, starts: int = STARTS) -> Fit:
-    """Fit all figures that rows need; `base` gives first guesses, and a rate that must be held.
+    """Fit all figures that rows need; `base` gives first guesses, and what no row tells.
 
     A time that can't be told from others is held at 0: these have all of it then.
 
@@ -130,7 +131,9 @@ def _fit(rows: Sequence[Pooled], base: Figures, known: Figures, starts: int) -> 
         if not out:
             off = problem.half_widths(solved)
             return Fit(values, dict(zip(free, off, strict=True)), held)
-        if why == UNFELT[True]:
+        if out in base and not problem.feels(solved, out, base[out]):
+            values[out] = base[out]
+        elif why == UNFELT[True]:
             values[out] = problem.least_rate(solved, out)
         elif not is_per_byte(out) and not out.endswith("_share"):
             values[out] = 0.0
@@ -224,14 +227,18 @@ class _Problem:
         others = ", ".join(name for name in alike if name != out)
         return out, f"not told apart from {others}"
 
-    def least_rate(self, theta: Floats, name: str) -> float:
-        """Return the smallest rate at which rows would not feel it either."""
-        place, before = self.free.index(name), self.residuals(theta)
+    def feels(self, theta: Floats, name: str, value: float) -> bool:
+        """Return whether any row would notice that a figure had this value."""
         tried = theta.copy()
-        inverse = tried[place] = _guess(name, {})
-        while np.abs(self.residuals(tried) - before).max() > FELT and inverse > LEAST_S_PER_GB:
-            inverse = tried[place] = inverse / 2
-        return 1 / inverse
+        tried[self.free.index(name)] = 1 / value if is_per_byte(name) else value
+        return bool(np.abs(self.residuals(tried) - self.residuals(theta)).max() > FELT)
+
+    def least_rate(self, theta: Floats, name: str) -> float:
+        """Return the smallest rate, a power of 2 or so, that no row would notice either."""
+        rate = 1 / _guess(name, {})
+        while self.feels(theta, name, rate) and rate < RATE_MAX:
+            rate *= 2
+        return rate
 
     def half_widths(self, theta: Floats) -> list[float]:
         """Return half of each figure's 95 % interval, by what residuals are left; in its unit."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from harness.clock import NS_PER_S
 from harness.model.scenario import Rl
 from harness.model.sizes import parse_size
-from harness.rlsim.fits.control import LATENCY, MESSAGE
+from harness.rlsim.fits.control import MESSAGE
 from harness.rlsim.fits.held import Held
 from harness.rlsim.fits.measured import Hops, Measured
 from harness.rlsim.fits.row import Figures, Row
@@ -19,6 +19,8 @@ CARRY, CARRY_RATE, BUCKET = "sync.carry_fixed_s", "sync.carry_gb_per_s", "sync.b
 LOAD, LOAD_RATE = "sync.load_fixed_s", "sync.load_gb_per_s"
 
 Stamped = Mapping[str, Any]
+IDLE_S = 1.0
+"""Links that nobody sent over were idle for longer than any burst takes to gather."""
 
 
 def rows(measured: Measured) -> Iterator[Row]:
@@ -59,10 +61,10 @@ def _gathered(measured: Measured, row: Stamped, wires: Wires) -> Iterator[Row]:
         return
 
     def model(figures: Figures) -> float:
-        sent_s = loads.takes_s(figures) + (figures[LATENCY] / 1e6 if loads.needs else 0.0)
+        sent_s = loads.takes_s(figures, IDLE_S)
         return figures[GATHER] + sent_s + size_bytes / 1e9 / figures[GATHER_RATE]
 
-    needs = (GATHER, GATHER_RATE, *((LATENCY, *loads.needs) if loads.needs else ()))
+    needs = (GATHER, GATHER_RATE, *loads.needs)
     key = (round(size_bytes, -3), loads_key(loads))
     yield Row("sync.gather", measured.name, key, row["gather_s"], needs, model)
 
@@ -90,8 +92,6 @@ def _carried(measured: Measured, row: Stamped, wires: Wires) -> Iterator[Row]:
         return wire_s(file, hops, shares, figures)
 
     used = dict.fromkeys(name for loads in shares.values() for name in loads.needs)
-    if used:
-        used |= {LATENCY: None}
     if len(hops) > row["sources"]:
         used |= {CARRY: None}
     needs = (CARRY_RATE, BUCKET, *used)
@@ -107,14 +107,13 @@ def wire_s(
     As `harness.bench.simulated.cargo` has it: the first bucket, all between, and the last one;
     a node sends on what it has. `shares`: by hop what a byte takes.
     """
-    latency_s = figures[LATENCY] / 1e6
 
     def host_s(size_bytes: float, buckets: int) -> float:
         return size_bytes / 1e9 / figures[CARRY_RATE] + buckets * figures[BUCKET] / 1e6
 
-    def sent_s(size_bytes: float, hop: tuple[str, str]) -> float:
-        each_s = shares[hop].takes_s(figures)
-        return size_bytes * each_s + latency_s if size_bytes and each_s else 0.0
+    def sent_s(size_bytes: float, hop: tuple[str, str], idle_s: float = 0.0) -> float:
+        loads = shares[hop]
+        return loads.takes_s(figures, idle_s, round(size_bytes)) if size_bytes else 0.0
 
     offered, begun, whole = dict[str, float](), dict[str, float](), dict[str, float]()
     before_bytes, first = file.size_bytes - file.last_bytes, 1 if file.first_bytes else 0
@@ -124,7 +123,7 @@ def wire_s(
         if source in begun:  # it connects when it is offered the file, and sends what has come
             offered[target] = offered[source] + figures[CARRY]
             begin_s = max(offered[target], begun[source] + host_s(file.first_bytes, first))
-        at_s = begin_s + sent_s(file.first_bytes, hop)
+        at_s = begin_s + sent_s(file.first_bytes, hop, IDLE_S)
         begun[target] = at_s
         at_s += sent_s(before_bytes - file.first_bytes, hop)
         at_s = max(at_s, whole.get(source, 0.0), begin_s + host_s(before_bytes, file.buckets - 1))

@@ -24,25 +24,39 @@ Crossed = tuple[Hashable, float, bool]
 """A link: who it is, its Mbit/s, whether it is electrical."""
 
 LINK, ELECTRICAL = "network.link_share", "network.electrical_share"
+BURST, LATENCY = "network.burst_kb", "network.latency_us"
 BYTES_PER_S_OF_A_MBIT = 1e6 / 8
 DARK: Circuits = {}
 
 
 class Loads(NamedTuple):
-    """How long the busiest link of each sort is, s, if all of its nominal rate were payload's."""
+    """How long the busiest link of each sort is, s, if all of its nominal rate were payload's.
+
+    ``_kb_s``: how long it is for 1000 bytes.
+    """
 
     link_s: float = 0.0
     electrical_s: float = 0.0
+    link_kb_s: float = 0.0
+    electrical_kb_s: float = 0.0
 
     @property
     def needs(self) -> tuple[str, ...]:
         """Figures that it depends on."""
-        return (LINK,) * (self.link_s > 0) + (ELECTRICAL,) * (self.electrical_s > 0)
+        found = (LINK,) * (self.link_s > 0) + (ELECTRICAL,) * (self.electrical_s > 0)
+        return (*found, BURST, LATENCY) if found else ()
 
-    def takes_s(self, figures: Figures) -> float:
-        """Return how long it really takes."""
-        link_s = self.link_s / figures[LINK] if self.link_s else 0.0
-        return max(link_s, self.electrical_s / figures[ELECTRICAL] if self.electrical_s else 0.0)
+    def takes_s(self, figures: Figures, idle_s: float = 0.0, times: int = 1) -> float:
+        """Return how long it really takes, so many times on end; links were idle for a while."""
+        taken_s = 0.0
+        for share, busy_s, kb_s in (
+            (LINK, self.link_s, self.link_kb_s),
+            (ELECTRICAL, self.electrical_s, self.electrical_kb_s),
+        ):
+            if busy_s:
+                burst_s = min(figures[BURST] * kb_s / figures[share], idle_s)
+                taken_s = max(taken_s, times * busy_s / figures[share] - burst_s)
+        return taken_s + (figures[LATENCY] / 1e6 if self.needs else 0.0)
 
 
 @dataclass(frozen=True)
@@ -56,8 +70,8 @@ class Wires:
 
     def loads(self, sent: Iterable[Sent]) -> Loads | None:
         """Return the busiest links' loads; None where no way leads from a sender to its target."""
-        seconds: dict[Hashable, float] = defaultdict(float)
-        electrical: set[Hashable] = set()
+        busy: dict[Hashable, float] = defaultdict(float)
+        rates: dict[Hashable, tuple[float, bool]] = {}
         for source, target, size_bytes in sent:
             if source == target or size_bytes <= 0:
                 continue
@@ -65,13 +79,17 @@ class Wires:
             if way is None:
                 return None
             for link, mbit_per_s, is_electrical in way:
-                seconds[link] += size_bytes / (mbit_per_s * BYTES_PER_S_OF_A_MBIT)
-                if is_electrical:
-                    electrical.add(link)
-        return Loads(
-            max((took for link, took in seconds.items() if link not in electrical), default=0.0),
-            max((took for link, took in seconds.items() if link in electrical), default=0.0),
+                bytes_per_s = mbit_per_s * BYTES_PER_S_OF_A_MBIT
+                busy[link] += size_bytes / bytes_per_s
+                rates[link] = bytes_per_s, is_electrical
+        (link_s, link_kb_s), (electrical_s, electrical_kb_s) = (
+            max(
+                ((busy[link], 1e3 / rate) for link, (rate, sort) in rates.items() if sort == which),
+                default=(0.0, 0.0),
+            )
+            for which in (False, True)
         )
+        return Loads(link_s, electrical_s, link_kb_s, electrical_kb_s)
 
     def shared(self, hops: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Loads] | None:
         """Return by hop what one byte takes while all of them send, max-min fairly.
@@ -95,7 +113,12 @@ class Wires:
             for hop in bound:
                 way = waiting.pop(hop)
                 is_electrical = any(link == tight and electrical for link, _, electrical in way)
-                found[hop] = Loads(electrical_s=1 / each) if is_electrical else Loads(1 / each)
+                kb_s = 1e3 / each
+                found[hop] = (
+                    Loads(electrical_s=1 / each, electrical_kb_s=kb_s)
+                    if is_electrical
+                    else Loads(link_s=1 / each, link_kb_s=kb_s)
+                )
                 for link, _, _ in way:
                     left[link] -= each
         return {hop: found[hop] for hop in hops}
