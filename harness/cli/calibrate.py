@@ -60,8 +60,10 @@ class RunFirst(click.Group):
 def calibrate() -> None:
     """Measure what a bench does: fit figures to its runs, or time its steps of generation.
 
+    The word "run" may be left out: a first word that is no command is a run.
+
     \b
-    harness calibrate latest --out bench.toml --base scenarios/calibrations/h800.toml
+    harness calibrate run latest --out bench.toml --base scenarios/calibrations/h800.toml
     harness calibrate generation --bench lab.toml --model /models/Qwen2.5-14B --out profile.toml
     """
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,8 +65,8 @@ def run(
     held out are predicted; where none is, parts of the measurements are, in turn.
 
     \b
-    harness calibrate latest --out bench.toml --base scenarios/calibrations/h800.toml
-    harness calibrate RUN RUN --hold-out RUN --out bench.toml
+    harness calibrate run latest --out bench.toml --base scenarios/calibrations/h800.toml
+    harness calibrate run RUN RUN --hold-out RUN --out bench.toml
     """
     from harness.rlsim.fitting import calibrated  # noqa: PLC0415 - it takes a while to import
 
@@ -80,7 +78,7 @@ def run(
     date = RealClock().wall().date().isoformat()
     found = calibrated(fitting, unseen, name=name or out.stem, date=date, base=base)
     told = [*_doubts(doubts + more), *_told(found)]
-    heading = [f"Fitted by: {shlex.join(['harness', *sys.argv[1:]])}", *told]
+    heading = ["Fitted by harness calibrate, to runs of these scenarios:", *_asked(fitting), *told]
     write_new(out, calibration_text(found.calibration, heading), force=force)
     with best_effort():
         text = "\n".join([*_figures(found), "", *told, "", f"written: {out}"])
@@ -115,6 +113,10 @@ def _refuse(fitting: Sequence[Measured], unseen: Sequence[Measured], *, mixed: b
 
 
 # -- what is told ----------------------------------------------------------------------------------
+
+
+def _asked(runs: Iterable[Measured]) -> Iterator[str]:
+    return (f"  {one.name}: {one.scenario.question}" for one in runs)
 
 
 def _doubts(doubts: Sequence[str]) -> list[str]:

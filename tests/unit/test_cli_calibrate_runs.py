@@ -55,7 +55,8 @@ def test_a_first_word_that_is_no_command_is_a_run(
     found, text = load_calibration(out), out.read_text()
     assert found.name == "lab"
     assert found.runs == (kept.name,)
-    assert text.startswith("# Fitted by: harness ")
+    assert text.startswith("# Fitted by harness calibrate, to runs of these scenarios:\n#   ")
+    assert f"{kept.name}: What do optical circuits gain" in text
     assert "#   collective.all_reduce" in text
     assert "no run speaks of it: as in true" in text
 
