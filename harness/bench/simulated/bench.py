@@ -15,6 +15,7 @@ from typing import TypeVar
 from drivers.tor.base import Route
 from harness import tasks
 from harness.bench.base import SwitchHandle, TorHandle
+from harness.bench.simulated.deadline import left_s, set_due
 from harness.bench.simulated.generation import Generation
 from harness.bench.simulated.network import Fabric
 from harness.bench.simulated.porter import Porter
@@ -23,8 +24,8 @@ from harness.bench.simulated.ranks import Ranks
 from harness.bench.simulated.training import Training
 from harness.bench.simulated.units import Unit
 from harness.bench.simulated.world import Labour, Verb, World
-from harness.clock import NS_PER_S, NS_PER_US, Clock
-from harness.errors import AgentLost, HarnessError
+from harness.clock import NS_PER_US, Clock
+from harness.errors import HarnessError
 from harness.fabric.topology import Topology
 from harness.model.bench import Bench
 from harness.model.simulation import Calibration
@@ -39,6 +40,8 @@ R = TypeVar("R", bound=Message)
 
 LISTENING = (Watch, WatchTraining, Heard)
 """Who asks these only waits for news: nothing goes on without him."""
+CUT_OFF_S = 1.0
+"""As agents have it."""
 LABOURS = (Generation, Training, Porter, Ranks)
 """Of each node's agent."""
 
@@ -100,18 +103,11 @@ class SimulatedBench:
         """Return the answer; raises what the real link raises."""
         kind = kind_of(body)
         await self.clock.sleep_ns(self._half_ns)
+        set_due(self.clock.now_ns() + timeout_ns)
         verb = self._verbs[agent].get(type(body))
         if verb is None:
             raise HarnessError(f"{agent}: nobody on a simulated bench knows {kind}")
-        limit = asyncio.timeout(timeout_ns / NS_PER_S)
-        try:
-            async with limit:
-                answer = await self._done(agent, verb, body)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            waited_s = timeout_ns / NS_PER_S
-            raise AgentLost(f"{agent} did not answer {kind} in {waited_s:.3g} s") from error
+        answer = await self._done(agent, verb, body)
         await self.clock.sleep_ns(self._half_ns)
         if isinstance(answer, Failure):
             raise CommandFailed(kind, {agent: answer})
@@ -122,8 +118,8 @@ class SimulatedBench:
     async def _done(self, agent: str, verb: Verb, body: Message) -> Message:
         """Do what is asked; who does something does it to its end, whoever still waits."""
         if isinstance(body, LISTENING):
-            return await verb(body)
-        doing = asyncio.create_task(_do(verb, body), name=f"{agent}: {kind_of(body)}")
+            return await _do(verb, body, self.clock)
+        doing = asyncio.create_task(_do(verb, body, self.clock), name=f"{agent}: {kind_of(body)}")
         self._at_work.add(doing)
         doing.add_done_callback(self._ended)
         return await asyncio.shield(doing)
@@ -155,10 +151,20 @@ class SimulatedBench:
         self._fabric.close()
 
 
-async def _do(verb: Verb, body: Message) -> Message:
-    """Answer; a failure that is raised is one that is answered, as real agents have it."""
+async def _do(verb: Verb, body: Message, clock: Clock) -> Message:
+    """Answer; a failure that is raised is one that is answered, as real agents have it.
+
+    Who is still at work a while after the deadline is cut off.
+    """
+    left = left_s(clock)
+    limit = asyncio.timeout(left if left is None else left + CUT_OFF_S)
     try:
-        return await verb(body)
+        async with limit:
+            return await verb(body)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        return Failure(error="Expired", text=f"{kind_of(body)} was not done at its deadline")
     except HarnessError as error:
         return Failure(error=type(error).__name__, text=str(error))
 

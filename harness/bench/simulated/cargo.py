@@ -16,6 +16,8 @@ from harness.clock import NS_PER_S
 from harness.errors import InfrastructureError
 from harness.tasks import beside
 
+TIME_IS_UP = "the time is up"
+
 
 class Ended(InfrastructureError):
     """A transfer that will not be completed, and why: `error` is a failure's name."""
@@ -63,6 +65,8 @@ class Cargo:
     """All of it is here, and sound."""
     lost: asyncio.Future[None] = field(default_factory=_moment)
     """It was ended: all three raise why."""
+    had: int = 0
+    """Buckets that are here for certain."""
     received_ns: int = 0
     verified_ns: int = 0
 
@@ -116,6 +120,9 @@ class Hop:
             await self._fill(await receiver.take(self._cargo.offer), receiver.node)
         except Ended as ended:
             self.problem = str(ended)
+        except asyncio.CancelledError:
+            self.problem = "was not done by the deadline"
+            raise
 
     async def _fill(self, far: Cargo, child: str) -> None:
         near, offer = self._cargo, self._cargo.offer
@@ -133,9 +140,9 @@ class Hop:
             passed_s = (self._world.clock.now_ns() - begin_ns) / NS_PER_S
             await self._world.takes(max(0.0, self._host_s(before_bytes) - passed_s))
             await self._send(offer.last_bytes, child, far)
-        except Ended as ended:
+        except (Ended, asyncio.CancelledError) as ended:
             had = f"{self.had} of {offer.buckets} buckets had come"
-            far.end(Ended("ParentLost", f"the sender is lost ({ended}): {had}"))
+            far.end(Ended("ParentLost", f"the sender is lost ({str(ended) or TIME_IS_UP}): {had}"))
             raise
         far.received_ns = self._world.clock.now_ns()
         await self._world.takes(self._host_s(offer.last_bytes))
@@ -156,6 +163,7 @@ class Hop:
             self._cargo.check()
             await carrying
         self.had += -(-size_bytes // self._cargo.offer.bucket_bytes)
+        far.had = self.had
 
     def _host_s(self, size_bytes: int) -> float:
         """Return how long a porter takes to verify so much and to begin sending it."""

@@ -103,7 +103,10 @@ class EngineCrew:
 
     @asynccontextmanager
     async def between(self) -> AsyncIterator[None]:
-        """Be alone, between two steps; new ones begin after it. Raises `InstanceDead`."""
+        """Be alone, between two steps; new ones begin after it. Raises `InstanceDead`.
+
+        Whoever is cut off in it leaves something of no use: it is dead.
+        """
         clock = self._world.clock
         async with self.turn:
             self.check()
@@ -114,6 +117,10 @@ class EngineCrew:
                 self.check()
                 self.pace.stand()
                 yield
+            except asyncio.CancelledError:
+                self.end("an order was not done in time")
+                self._outputs.stir()
+                raise
             finally:
                 self.pace.end_order(clock.now_ns())
                 self._outputs.look()  # something else may be due next

@@ -7,6 +7,7 @@ ends last. An engine that sleeps keeps nothing on its GPUs.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from itertools import count
@@ -102,6 +103,11 @@ class Engines:
         try:
             spans += await self._set_up(crews, version, stages)
         except InstanceDead:
+            self._undo(crews, strategy)
+            raise
+        except asyncio.CancelledError:
+            for crew in crews:
+                crew.end("it was not built in time")
             self._undo(crews, strategy)
             raise
         finally:

@@ -13,9 +13,11 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from harness.bench.simulated.deadline import in_time
 from harness.bench.simulated.engine_crew import EngineCrew, InstanceDead
 from harness.bench.simulated.engines import Engines
 from harness.bench.simulated.world import Verb, World
+from harness.clock import Clock
 from harness.errors import HarnessError, InfrastructureError
 from harness.model.intake import Refused
 from harness.model.room import place_problems
@@ -82,7 +84,7 @@ class Generation:
             Withdraw: self._on_withdraw,
             Watch: self._on_watch,
         }
-        return {kind: _answering(verb) for kind, verb in verbs.items()}
+        return {kind: _answering(verb, self._world.clock) for kind, verb in verbs.items()}
 
     def close(self) -> None:
         """Forget all; nothing goes on by itself."""
@@ -261,12 +263,19 @@ class Generation:
         return self._engines.up[name]
 
 
-def _answering(verb: Verb) -> Verb:
-    """Return a verb that answers what failed; a bug of ours is raised."""
+def _answering(verb: Verb, clock: Clock) -> Verb:
+    """Return a verb that answers what failed, or was late; a bug of ours is raised."""
 
-    async def answer(asked: Any) -> Message:
+    async def answer(asked: Message) -> Message:
+        limit = in_time(clock)
         try:
-            return await verb(asked)
+            async with limit:
+                return await verb(asked)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            order = asked.__struct_config__.tag
+            return Failure(error="OrderExpired", text=f"{order} was not done in time")
         except HarnessError as error:
             return Failure(error=type(error).__name__, text=str(error))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from harness.bench.simulated.deadline import left_s
 from harness.bench.simulated.exchange import Exchange
 from harness.bench.simulated.world import World
 from harness.clock import NS_PER_MS, NS_PER_S
@@ -50,7 +51,8 @@ class Loop:
         """Wait until a node's traffic is steady, or until that was waited for long enough."""
         self._watches.append((node, watch))
         try:
-            async with asyncio.timeout((self.timeout_ns - _BEFORE_NS) / NS_PER_S):
+            left = left_s(self._world.clock, self.timeout_ns)
+            async with asyncio.timeout(left and left - _BEFORE_NS / NS_PER_S):
                 await self.until(lambda: watch.steady_ns != 0)
         except TimeoutError:
             if since_ns := self.gates[node].inside_since_ns:

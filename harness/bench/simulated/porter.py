@@ -7,13 +7,15 @@ come is `harness.bench.simulated.cargo`; here a node is asked and answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
 
 from harness.bench.simulated.cargo import Cargo, Ended, Hop, Offer
+from harness.bench.simulated.deadline import left_s
 from harness.bench.simulated.world import Verb, World
 from harness.errors import InfrastructureError
 from harness.model.intake import Refused
-from harness.tasks import together
+from harness.tasks import beside, together
 from harness.wire.generation import Span
 from harness.wire.messages import Done, Failure, Message
 from harness.wire.weights import (
@@ -114,7 +116,7 @@ class Porter:
         offer = Offer(asked.transfer, asked.version, size, checksum, asked.bucket_bytes)
         cargo = self._sending = Cargo.of_file(offer)
         hops, begin_ns = self._hops(cargo, asked.children), self._now_ns()
-        await together(hop.run() for hop in hops)
+        await self._by_deadline(cargo, [hop.run() for hop in hops])
         cargo.check()
         return _lost(hops) or WeightsSent(
             moved_bytes=size * len(hops),
@@ -131,7 +133,10 @@ class Porter:
         self._changed.set()
         self._changed = asyncio.Event()
         try:
-            return await self._arrived(await expected.offered, asked.children)
+            left = left_s(self._world.clock)
+            if not (await asyncio.wait([expected.offered], timeout=left))[0]:
+                raise Ended("Late", "nobody sent anything by the deadline")
+            return await self._arrived(expected.offered.result(), asked.children)
         finally:
             if self._expected is expected:
                 self._expected = None
@@ -139,7 +144,7 @@ class Porter:
     async def _arrived(self, cargo: Cargo, children: Sequence[str]) -> Message:
         """Have a file come, keep it, pass it on, and say how it went."""
         offer, begin_ns, hops = cargo.offer, self._now_ns(), self._hops(cargo, children)
-        await together([self._keep(cargo), *(hop.run() for hop in hops)])
+        await self._by_deadline(cargo, [self._keep(cargo), *(hop.run() for hop in hops)])
         cargo.check()
         received_ns, verified_ns = cargo.received_ns, cargo.verified_ns
         return _lost(hops) or WeightsArrived(
@@ -153,6 +158,16 @@ class Porter:
                 *([self._span("forward", hops, begin_ns)] if hops else []),
             ),
         )
+
+    async def _by_deadline(self, cargo: Cargo, works: Sequence[Coroutine[Any, Any, None]]) -> None:
+        """Have all done; what is not by the deadline is given up."""
+        async with beside(together(works)) as working:
+            await asyncio.wait([working], timeout=left_s(self._world.clock))
+            if working.done():
+                working.result()
+            elif not cargo.whole.done():
+                had = f"{cargo.had} of {cargo.offer.buckets} buckets had come"
+                cargo.end(Ended("Late", f"{had} by the deadline"))
 
     async def _keep(self, cargo: Cargo) -> None:
         """Have the file here once all of it is."""

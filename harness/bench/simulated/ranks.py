@@ -5,14 +5,14 @@ What all nodes do together is `harness.bench.simulated.company`; here a node is 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from harness.bench.simulated.company import Company
+from harness.bench.simulated.deadline import in_time
 from harness.bench.simulated.loop import Loop
 from harness.bench.simulated.world import Verb, World
-from harness.clock import NS_PER_S
+from harness.model.advance import FOREVER_NS
 from harness.model.gate import Gate, Watch
 from harness.model.intake import Refused
 from harness.model.nccl import NCCL_ALLOWED
@@ -128,17 +128,19 @@ class Ranks:
         )
 
     async def _on_destroy(self, _asked: DestroyGroups) -> Message:
-        return Done(t_ns=await self._resting.destroy())
+        company = self._resting
+        async with self._limit("destroy_groups"):
+            return Done(t_ns=await company.destroy())
 
     async def _on_stop(self, _asked: StopRanks) -> Message:
         self.close()
         return self._done()
 
     @asynccontextmanager
-    async def _limit(self, order: str, timeout_ns: int) -> AsyncIterator[None]:
-        """Give an order so long; then the ranks are of no use any more."""
+    async def _limit(self, order: str, timeout_ns: int = FOREVER_NS) -> AsyncIterator[None]:
+        """Give an order until its deadline, or so long; then the ranks are of no use any more."""
         try:
-            async with asyncio.timeout(timeout_ns / NS_PER_S):
+            async with in_time(self._world.clock, timeout_ns):
                 yield
         except TimeoutError:
             self.close()
@@ -177,7 +179,8 @@ class Ranks:
             text = f"has entered iteration {gate.entered}, beyond {asked.iteration}"
             raise _Failed("Beyond", text, self._here)
         loop.stir()
-        await loop.until(lambda: gate.standing)
+        async with self._limit("stop_at"):
+            await loop.until(lambda: gate.standing)
         return Quiesced(last_good_ns=self._each(gate.last_good_ns))
 
     async def _on_resume(self, asked: Resume) -> Message:

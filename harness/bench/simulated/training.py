@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Mapping
 
 from harness.bench.simulated.crew import Crew
+from harness.bench.simulated.deadline import in_time
 from harness.bench.simulated.world import Verb, World
-from harness.clock import NS_PER_S
 from harness.errors import InfrastructureError, UsageError
 from harness.model.training.axes import misfit
 from harness.model.training.trainer import facts
@@ -63,12 +63,35 @@ class Training:
         return {
             OpenTraining: self._on_open,
             PlanStep: self._on_plan,
-            TrainStep: self._on_step,
-            PublishWeights: self._on_publish,
-            KeepTrainer: self._on_keep,
+            TrainStep: self._in_time(self._on_step),
+            PublishWeights: self._in_time(self._on_publish),
+            KeepTrainer: self._in_time(self._on_keep),
             WatchTraining: self._on_watch,
             CloseTraining: self._on_close,
         }
+
+    def _in_time(self, verb: Verb) -> Verb:
+        """Return a verb that is done by its deadline; else all ranks of the node are ended."""
+
+        async def answer(asked: Message) -> Message:
+            limit = in_time(self._world.clock)
+            try:
+                async with limit:
+                    return await verb(asked)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                return self._expired(asked)
+
+        return answer
+
+    def _expired(self, asked: Message) -> Failure:
+        """End all ranks, which wait for others or for what they are sent; return what is told."""
+        ranks = self._open.ranks if self._open else ()
+        self.close()
+        order = asked.__struct_config__.tag
+        text = f"{order} was not done in time: {self._node} waits for ranks elsewhere"
+        return Failure(error="OrderExpired", text=text, ranks=ranks)
 
     def close(self) -> None:
         """End all ranks, and what they published."""
@@ -93,13 +116,11 @@ class Training:
         self._open = asked
         try:
             crew = Crew.of(self._world, asked)
-            async with asyncio.timeout(asked.timeout_ns / NS_PER_S):
+            async with in_time(self._world.clock, asked.timeout_ns):
                 await self._world.takes(self._world.figures.generation.processes_s)
                 await crew.muster.join(self._node, asked.ranks)
         except TimeoutError:
-            self.close()
-            text = f"open_training was not done in time: {self._node} waits for ranks elsewhere"
-            return Failure(error="OrderExpired", text=text, ranks=asked.ranks)
+            return self._expired(asked)
         except BaseException:
             self.close()
             raise

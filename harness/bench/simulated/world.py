@@ -100,8 +100,11 @@ class World:
             result: T = await asyncio.shield(meeting.task)
         except asyncio.CancelledError:
             meeting.came -= 1
-            if meeting.task is not None and not meeting.came:
-                meeting.task.cancel()
+            if not meeting.came:
+                if meeting.task is not None:
+                    meeting.task.cancel()
+                elif self._meetings.get(key) is meeting:
+                    del self._meetings[key]
             raise
         return result
 
