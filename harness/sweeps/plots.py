@@ -17,6 +17,7 @@ from harness.sweeps.point import Scalar
 from harness.sweeps.results import Estimate, Result, at, by_place, ratio
 from harness.sweeps.sweep import Sweep
 from harness.sweeps.table import MILLION, stem_of, unit_of, unit_of_metric
+from harness.sweeps.timeline import draw_bars
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -200,12 +201,24 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return front
 
 
+def _timeline(sweep: Sweep, results: Sequence[Result]) -> Figure | None:
+    """Draw a loop of each design, at the last of the places where most designs were made."""
+    places = [there for there in by_place(results) if any(result.steps for result in there)]
+    if not places:
+        return None
+    found = max(reversed(places), key=lambda there: sum(bool(result.steps) for result in there))
+    figure, (axes,) = _figure(1)
+    draw_bars(axes, tuple(sweep.designs), found)
+    return _finished(figure, axes, "A loop of each design", found[0].place)
+
+
 PLOTS: Mapping[str, Callable[[Sweep, Sequence[Result]], Figure | None]] = {
     "throughput-by-scale": _throughput_by_scale,
     "gain-by-scale": _gain_by_scale,
     "cost-by-performance": _cost_by_performance,
     "gain-by-switching": _gain_by_switching,
     "worth-by-rate": _worth_by_rate,
+    "timeline": _timeline,
 }
 
 

@@ -60,11 +60,23 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
     plus_minus: float | None = None
 
 
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """When a training step's parts were under way, in s since the loop's first step began."""
+
+    begin_s: float
+    """Of its batch: the first request."""
+    batch_end_s: float
+    train_begin_s: float
+    train_end_s: float
+    sync_end_s: float
+
+
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What a simulation found; `notes`: what its reader must know, such as an extrapolation."""
 
     metrics: dict[str, Value]
     notes: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from harness.record.intervals import half_width, ratio_half_width
 from harness.rlsim.bills import Bill
 from harness.rlsim.economics import Design, Gpu, Worth, worth_of
 from harness.sweeps.grid import Cell, Place
-from harness.sweeps.point import Point, Row, Value
+from harness.sweeps.point import Point, Row, Step, Value
 from harness.sweeps.sweep import Sweep
 
 Price = Callable[[Point], Bill]
@@ -59,6 +59,8 @@ class Result:
     errors: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
+    """Of its first seed."""
 
     def merit(self, name: str) -> Estimate | None:
         """Return one of `Worth`'s figures."""
@@ -111,6 +113,7 @@ def _result(sweep: Sweep, cell: Cell, rows: Mapping[str, Row], price: Price) -> 
         errors=tuple(errors),
         notes=tuple(dict.fromkeys(notes)),
         doubts=doubts,
+        steps=next((row.measured.steps for row in there if row.measured), ()),
     )
 
 

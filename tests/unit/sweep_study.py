@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.errors import BadFile
 from harness.sweeps.costs import price_by
 from harness.sweeps.grid import cells_of, points_of
-from harness.sweeps.point import Measured, Point, Row, Value, row_of
+from harness.sweeps.point import Measured, Point, Row, Step, Value, row_of
 from harness.sweeps.pool import Rows
 from harness.sweeps.results import Result, results_of
 from harness.sweeps.sweep import Sweep, load_sweep
@@ -71,7 +71,18 @@ def measure(point: Point) -> Measured:
         f"rl.samples_per_s[step=0,policy={arm}]": Value(value=best * share, unit="1/s", n=3),
         f"rl.step_s[step=0,policy={arm}]": Value(value=1000 / best, unit="s", n=3),
     }
-    return Measured(metrics=metrics, notes=("reckoned",))
+    ends_s = [1000 / best * (step + 1) for step in range(3)]
+    steps = tuple(
+        Step(
+            begin_s=end - 1000 / best,
+            batch_end_s=end - 3,
+            train_begin_s=end - 3,
+            train_end_s=end - 1,
+            sync_end_s=end,
+        )
+        for end in ends_s
+    )
+    return Measured(metrics=metrics, notes=("reckoned",), steps=steps)
 
 
 def refuses_fast_links(point: Point) -> Measured:

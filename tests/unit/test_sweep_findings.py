@@ -294,6 +294,7 @@ def test_plots_are_drawn_with_units_and_legends_and_the_same_each_time(tmp_path:
         "cost-by-performance",
         "gain-by-switching",
         "worth-by-rate",
+        "timeline",
     }
     drawn = []
     for folder in (tmp_path / "a", tmp_path / "b"):
@@ -310,6 +311,8 @@ def test_plots_are_drawn_with_units_and_legends_and_the_same_each_time(tmp_path:
         assert text in by_scale
     assert "Pareto front" in drawn[0]["cost-by-performance.svg"].decode()
     assert "switching [ms]" in drawn[0]["gain-by-switching.svg"].decode()
+    for text in ("generate", "train", "sync", "since the first step began [s]", "RFabric"):
+        assert text in drawn[0]["timeline.svg"].decode()
 
 
 def test_a_plot_whose_axis_is_not_swept_is_not_drawn(tmp_path: Path) -> None:
