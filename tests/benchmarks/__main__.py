@@ -35,6 +35,7 @@ NAMES = {
     "fabric_decision": "one decision about circuits, the course of a step, a correction: time",
     "tors": "one apply by each ToR driver beside a bare ip; needs root",
     "two_tier_loss": "packets and goodput lost to changes of circuits across pods; needs root",
+    "scale": "one RL step of 64 to 8,192 GPUs, simulated: time, memory, and how they grow",
     "nccl_tables": "collective times against public NCCL tables: sizes and GPU counts held out",
     "light": "map updates, dark times on packets, throughput, steering; needs root",
 }
