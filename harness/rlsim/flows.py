@@ -11,7 +11,7 @@ Deterministic. What can't be asked for raises `ValueError`; a flow that is none,
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 
@@ -122,27 +122,30 @@ class Flows:
             self._capacity[link] = capacity
             self._touched[link] = True
 
-    def reroute(self, now_ns: int, flow: int, path: Sequence[int]) -> None:
-        """Let what is left of a flow take other links. One that has been sent does not care."""
-        if not path:
+    def reroute(self, now_ns: int, wanted: Mapping[int, Sequence[int]]) -> None:
+        """Let what is left of flows take other links. One that has been sent does not care."""
+        paths = Paths.of([*wanted.values()]).checked(len(self._capacity))
+        if not paths.lengths.all():
             raise ValueError("what is left of a flow needs links to take")
-        paths = Paths.of([path]).checked(len(self._capacity))
-        if self._lift(now_ns, flow) > 0:
-            self._touched[paths.links] = True
-            self._rerouted[flow] = path
+        left_bytes = self._lift(now_ns, [*wanted])
+        self._touched[paths.take(np.flatnonzero(left_bytes > 0)).links] = True
+        going = zip(wanted.items(), (left_bytes > 0).tolist(), strict=True)
+        self._rerouted.update(each for each, goes in going if goes)
 
-    def remove(self, now_ns: int, flow: int) -> float:
-        """Take a flow away; return the bytes that were left of it. It is not told to have ended."""
-        left_bytes = self._lift(now_ns, flow)
-        if left_bytes > 0:
-            self._removed.add(flow)
-            self._rerouted.pop(flow, None)
-        del self._island_of[flow]
+    def remove(self, now_ns: int, flows: Sequence[int]) -> list[float]:
+        """Take flows away; return the bytes left of each. They are not told to have ended."""
+        left_bytes: list[float] = self._lift(now_ns, flows).tolist()
+        for flow, left in zip(flows, left_bytes, strict=True):
+            if left > 0:
+                self._removed.add(flow)
+                self._rerouted.pop(flow, None)
+            del self._island_of[flow]
         return left_bytes
 
     def lose(self, now_ns: int, link: int) -> dict[int, float]:
         """Take all flows away that are on a link; return the bytes that were left of each."""
-        return {flow: self.remove(now_ns, flow) for flow in self.crossing(now_ns, link)}
+        flows = self.crossing(now_ns, link)
+        return dict(zip(flows, self.remove(now_ns, flows), strict=True))
 
     def crossing(self, now_ns: int, link: int) -> list[int]:
         """Return the flows on a link, oldest first."""
@@ -186,16 +189,18 @@ class Flows:
             island.count(self._now_ns, self._carried_bytes)
             del self._islands[number]
 
-    def _lift(self, now_ns: int, flow: int) -> float:
-        """Return what is left of a flow, and have the links that it takes looked at."""
+    def _lift(self, now_ns: int, flows: Sequence[int]) -> Floats:
+        """Return what is left of flows, and have the links that they take looked at."""
         self._reach(now_ns)
-        if self._island_of[flow] == NOWHERE:
+        if any(self._island_of[flow] == NOWHERE for flow in flows):
             self._rebuild()
-        island = self._islands.get(self._island_of[flow])
-        if island is None:
-            return 0.0
-        left_bytes, links = island.look(now_ns, flow)
-        self._touched[links] |= left_bytes > 0
+        numbers = np.fromiter(map(self._island_of.__getitem__, flows), np.int64, len(flows))
+        ids, left_bytes = np.fromiter(flows, np.int64, len(flows)), np.zeros(len(flows))
+        for number in np.unique(numbers).tolist():
+            if island := self._islands.get(number):
+                these = np.flatnonzero(numbers == number)
+                left_bytes[these], paths = island.look(now_ns, ids[these])
+                self._touched[paths.take(np.flatnonzero(left_bytes[these] > 0)).links] = True
         return left_bytes
 
     def _rebuild(self) -> None:

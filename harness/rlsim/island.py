@@ -95,14 +95,13 @@ class Island:
         left = np.where(course.alive, np.maximum(course.left_bytes - sent, 0.0), 0.0)
         return left[self._class_of]
 
-    def look(self, now_ns: int, flow: int) -> tuple[float, Ints]:
-        """Return what is left of a flow of the batch, and its path."""
-        place = int(np.searchsorted(self._batch.ids, flow))
-        one, course = self._class_of[place], self._course
-        if not self._here[place]:
-            return 0.0, self._batch.paths.path(place)
+    def look(self, now_ns: int, flows: Ints) -> tuple[Floats, Paths]:
+        """Return what is left of each of these flows of the batch, and their paths."""
+        places = np.searchsorted(self._batch.ids, flows)
+        one, course = self._class_of[places], self._course
         sent = course.rate[one] * (float(now_ns - self._began_ns) - course.since_ns[one])
-        return max(0.0, float(course.left_bytes[one] - sent)), self._batch.paths.path(place)
+        left = np.where(self._here[places], np.maximum(course.left_bytes[one] - sent, 0.0), 0.0)
+        return left, self._batch.paths.take(places)
 
     def crossing(self, link: int) -> list[int]:
         """Return the flows on a link, by their ids."""

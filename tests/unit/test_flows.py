@@ -95,7 +95,7 @@ def test_what_is_on_a_link_can_be_lost() -> None:
 def test_a_flow_takes_what_is_left_of_it_to_another_path() -> None:
     flows = Flows([10 * GB, 2 * GB])
     flows.add(0, [[0]], [100])
-    flows.reroute(8, 0, [1])
+    flows.reroute(8, {0: [1]})
     assert run(flows) == {0: 18}
     assert flows.carried_bytes(18).tolist() == [80, 20]
 
@@ -103,9 +103,9 @@ def test_a_flow_takes_what_is_left_of_it_to_another_path() -> None:
 def test_who_is_removed_is_not_told_to_have_ended_even_if_all_was_sent() -> None:
     flows = Flows([10 * GB])
     flows.add(0, [[0], [0], [0]], [10, 10, 100], [500, 0, 0])
-    assert flows.remove(10, 0) == 0  # on its way
-    assert flows.remove(10, 1) == 0  # arrived, not told
-    assert flows.remove(10, 2) == 100 - 10 - 70
+    assert flows.remove(10, [0]) == [0]  # on its way
+    assert flows.remove(10, [1]) == [0]  # arrived, not told
+    assert flows.remove(10, [2]) == [100 - 10 - 70]
     assert flows.advance(1000) == []
     assert flows.next_ns() == FOREVER_NS
 
@@ -113,11 +113,11 @@ def test_who_is_removed_is_not_told_to_have_ended_even_if_all_was_sent() -> None
 def test_changes_of_one_moment_come_to_what_they_are_together() -> None:
     flows = Flows([10 * GB] * 2)
     flows.add(0, [[0]], [100])
-    flows.reroute(0, 0, [1])
+    flows.reroute(0, {0: [1]})
     flows.add(0, [[1]], [50])
     flows.set_capacity(0, 1, 0)
     flows.set_capacity(0, 1, 10 * GB)
-    flows.reroute(0, 0, [0])
+    flows.reroute(0, {0: [0]})
     assert run(flows) == {0: 10, 1: 5}
 
 
@@ -156,7 +156,7 @@ def test_a_change_leaves_flows_alone_that_share_nothing_with_it(
     assert flows.next_ns() == 20
     flows.set_capacity(10, 0, 1 * GB)
     flows.add(11, [[3]], [500])
-    flows.remove(12, 4)
+    flows.remove(12, [4])
     assert run(flows) == {1: 16, 2: 20, 3: 20, 0: 60}
     assert begun == [[0, 1, 2, 3], [0, 1], [2, 3, 4], [2, 3]]
 
@@ -189,10 +189,10 @@ def test_whatever_is_changed_it_ends_as_exact_arithmetic_says(
         elif kind == "reroute" and going:
             flow = going[data.draw(pick) % len(going)]
             exact.paths[flow] = data.draw(path)
-            flows.reroute(now_ns, flow, exact.paths[flow])
+            flows.reroute(now_ns, {flow: exact.paths[flow]})
         elif kind == "remove" and going:
             flow = going[data.draw(pick) % len(going)]
-            removed[flow] = flows.remove(now_ns, flow)
+            (removed[flow],) = flows.remove(now_ns, [flow])
             assert removed[flow] == pytest.approx(float(exact.left[flow]), abs=1e-4)
             del exact.paths[flow]
         elif kind == "look":
@@ -280,11 +280,11 @@ def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="finite bytes per s"):
         flows.set_capacity(10, 0, -1)
     with pytest.raises(ValueError, match="needs links"):
-        flows.reroute(10, 0, [])
+        flows.reroute(10, {0: []})
     with pytest.raises(ValueError, match="a latency is 0 ns or more"):
         flows.add(10, [[0]], [1], -1)
     with pytest.raises(KeyError):
-        flows.remove(10, 1)
+        flows.remove(10, [1])
     assert run(flows) == {0: 110}
     with pytest.raises(KeyError):
-        flows.remove(110, 0)
+        flows.remove(110, [0])

@@ -37,15 +37,16 @@ AT_ONCE_NS = 1
 """All that changes at one moment is reckoned so much later, once."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Parcel:
-    """Flows that were handed over together, as long as there are some."""
+    """Flows that were handed over together, and how many of them go on."""
 
-    flows: set[int]
+    flows: Sequence[int]
+    left: int
     arrived: asyncio.Future[None]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _UnderWay:
     """One flow that goes on."""
 
@@ -103,7 +104,7 @@ class Fabric:
         paths, now_ns = [self._ways.path(*way) for way in ways], self._clock.now_ns()
         left_bytes = self._buckets.left_bytes(now_ns, paths, sizes_bytes)
         ids = self._flows.add(now_ns, paths, left_bytes, self._latency_ns)
-        parcel = _Parcel(set(ids), asyncio.get_running_loop().create_future())
+        parcel = _Parcel(ids, len(ids), asyncio.get_running_loop().create_future())
         for flow_id, way, path in zip(ids, ways, paths, strict=True):
             self._under_way[flow_id] = _UnderWay(parcel, *way, path)
             self._buckets.begin(path)
@@ -115,12 +116,14 @@ class Fabric:
 
     def _withdraw(self, parcel: _Parcel) -> None:
         """Take what is left of a parcel away; nothing is where all has arrived."""
+        if not parcel.left:
+            return
         now_ns = self._clock.now_ns()
-        for flow_id in sorted(parcel.flows):
+        left = [flow_id for flow_id in parcel.flows if flow_id in self._under_way]
+        for flow_id in left:
             self._buckets.end(now_ns, self._under_way.pop(flow_id).path)
-            self._flows.remove(now_ns, flow_id)
-        if parcel.flows:
-            self._stir()
+        self._flows.remove(now_ns, left)
+        self._stir()
 
     def _stir(self) -> None:
         """Reckon anew when all that changes now has changed."""
@@ -143,8 +146,8 @@ class Fabric:
             flow = self._under_way.pop(flow_id)
             self._buckets.end(now_ns, flow.path)
             parcel = flow.parcel
-            parcel.flows.remove(flow_id)
-            if not parcel.flows and not parcel.arrived.done():
+            parcel.left -= 1
+            if not parcel.left and not parcel.arrived.done():
                 parcel.arrived.set_result(None)
         if (due_ns := self._flows.next_ns()) < FOREVER_NS:
             self._wake_at(due_ns)
@@ -161,7 +164,7 @@ class Fabric:
                 del self._aims[uplink]
             self._aims |= aims
             self._open({**before, **aims})
-        now_ns = self._clock.now_ns()
+        now_ns, turned = self._clock.now_ns(), dict[int, Path]()
         for flow_id, flow in self._under_way.items():
             if flow.source.tor == flow.target.tor:
                 continue
@@ -169,8 +172,8 @@ class Fabric:
             if path != flow.path:
                 self._buckets.end(now_ns, flow.path)
                 self._buckets.begin(path)
-                flow.path = path
-                self._flows.reroute(now_ns, flow_id, path)
+                turned[flow_id] = flow.path = path
+        self._flows.reroute(now_ns, turned)
         self._stir()
 
     def electrical(self, oversubscription: float | None) -> None:

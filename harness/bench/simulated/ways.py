@@ -63,8 +63,12 @@ class Ways:
         self._target_of |= {place.prefix: tor for tor, place in topology.tors.items()}
         self._hops: dict[str, dict[str, Hops]] = {tor: {} for tor in topology.tors}
         """By ToR and target, which is another ToR or a NIC."""
+        self._known: dict[tuple[str, str], Path] = {}
+        """By ToR and NIC, the links between them, where all take the same."""
         self._before: dict[str, Mapping[str, str]] = {}
         """Where hosts forward, by ToR, which ToR is the last but one on the way to another."""
+        self._chosen = 0
+        """How often a flow took one of several hops: others may take another."""
 
     def _pair(self) -> Pair:
         self.count += 2
@@ -79,6 +83,7 @@ class Ways:
             for route in sorted(routes)
         }
         self._before.clear()
+        self._known.clear()
 
     def aims(self, tor: str) -> dict[Uplink, Uplink]:
         """Return at whom each uplink of a ToR aims that something is sent over."""
@@ -93,24 +98,43 @@ class Ways:
         """Return from which NIC to which the equal parts of a flow go."""
         sends = self._topology.nodes[flow.source].nics
         gets = self._topology.nodes[flow.target].nics
+        if flow.nic is None and len(sends) == len(gets):
+            return list(zip(sends, gets, strict=True))
         numbers = range(len(sends)) if flow.nic is None else (flow.nic,)
         return [(sends[k], gets[k * len(gets) // len(sends)]) for k in numbers]
 
     def path(self, source: Nic, target: Nic) -> Path:
         """Return the links from a NIC to another one."""
-        out, into = self.nics[source.name].out, self.nics[target.name].into
+        key = source.tor, target.name
+        between = self._known.get(key)
+        if between is None:
+            chosen = self._chosen
+            between = self._between(source, target)
+            if self._chosen == chosen:
+                self._known[key] = between
+        return (self.nics[source.name].out, *between, self.nics[target.name].into)
+
+    def _between(self, source: Nic, target: Nic) -> Path:
+        """Return the links from the ToR of a NIC to that of another one."""
         tor: str = source.tor
-        links: Path = (out,)
+        links: Path = ()
         for _ in range(HOPS_MAX):
             if tor == target.tor:
-                return (*links, into)
+                return links
             hops = self._hops[tor]
             steered = hops.get(target.name) or hops.get(target.tor)
             if steered is None:
-                return (*links, *self._unsteered(tor, source, target), into)
-            near, far = _one(steered, source, target)
+                return (*links, *self._unsteered(tor, source, target))
+            near, far = self._one(steered, source, target)
             links, tor = (*links, *self._over(near, far)), far.tor
-        return (out, WAITING, into)
+        return (WAITING,)
+
+    def _one(self, hops: Hops, source: Nic, target: Nic) -> Ends:
+        """Return which of several hops a flow takes."""
+        if len(hops) == 1:
+            return hops[0]
+        self._chosen += 1
+        return hops[crc32(f"{source.name} {target.name}".encode()) % len(hops)]
 
     def _over(self, near: Uplink, far: Uplink) -> Path:
         return self.uplinks[near.tor, near.device].out, self.uplinks[far.tor, far.device].into
@@ -127,7 +151,7 @@ class Ways:
         links: Path = ()
         before, at = self._forwarded(tor), target.tor
         while at != tor:
-            near, far = _one(self._hops[before[at]][at], source, target)
+            near, far = self._one(self._hops[before[at]][at], source, target)
             links = (*self._over(near, far), *links)
             at = before[at]
         return links
@@ -159,10 +183,3 @@ class Ways:
                         ahead.append(other)
             self._before[tor] = before
         return self._before[tor]
-
-
-def _one(hops: Hops, source: Nic, target: Nic) -> Ends:
-    """Return which of several hops a flow takes."""
-    if len(hops) == 1:
-        return hops[0]
-    return hops[crc32(f"{source.name} {target.name}".encode()) % len(hops)]
