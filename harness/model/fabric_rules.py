@@ -68,6 +68,11 @@ def fabrics_on(where: str, step: Rl, bench: Bench) -> Iterator[str]:
             f"{where}.fabrics: {needing[0]!r} needs optical switches, and bench {bench.name!r} has "
             'none that is cabled; keep "electrical" and "ideal"'
         )
+    if bench.links.electrical == "none" and (without := set(step.fabrics) - set(CIRCUITS)):
+        yield (
+            f"{where}.fabrics: {min(without)!r} uses no circuit, and bench {bench.name!r} has no "
+            'electrical path; keep "static" and "rfabric"'
+        )
     unsteered = [tor for tor, stated in bench.tors.items() if stated.driver == "none"]
     if needing and bench.cables and bench.world == "emulated" and unsteered:
         yield (

@@ -197,6 +197,12 @@ def generation_on(
     }
     if files is not None:
         yield from _requests(files.replay, steps)
+    if generation.engine != "paced" and bench.world == "simulated":
+        yield (
+            f'generation.engine: "{generation.engine}" computes tokens, and a simulated bench only '
+            'times: use "paced", with a profile'
+        )
+        return
     if problems := [*_nodes(generation, bench)]:
         yield from problems
         return

@@ -55,6 +55,16 @@ def test_a_bench_without_switches_is_told_which_fabrics_it_can_have() -> None:
     assert 'keep "electrical" and "ideal"' in said
 
 
+@pytest.mark.parametrize("fabric", ["electrical", "ideal"])
+def test_circuits_are_all_that_a_bench_of_circuits_alone_can_have(fabric: str) -> None:
+    bench = load_bench(BENCHES / "two-tier.toml")
+    links = msgspec.structs.replace(bench.links, electrical="none")
+    alone = msgspec.structs.replace(bench, links=links)
+    (said,) = on(alone, "rfabric", fabric)
+    assert said.startswith(f"steps[0].fabrics: '{fabric}' uses no circuit")
+    assert not on(alone, "static", "rfabric")
+
+
 @pytest.mark.parametrize(
     ("fabrics", "said"),
     [(("static",), ""), (("rfabric",), "fabric.static: no step runs over"), ((), "fabric: no st")],

@@ -220,6 +220,13 @@ def test_another_engine_is_checked_as_if_the_file_named_it(tmp_path: Path) -> No
         with_engine(Scenario(question="?", steps=()), "vllm", path)
 
 
+def test_a_simulated_bench_computes_no_token(tmp_path: Path) -> None:
+    simulated = msgspec.structs.replace(bench(), world="simulated")
+    assert told(written(tmp_path), simulated) == ""
+    said = told(written(tmp_path), simulated, "vllm")
+    assert 'generation.engine: "vllm" computes tokens, and a simulated bench only times' in said
+
+
 def test_a_model_folder_must_be_here_only_where_the_nodes_are(tmp_path: Path) -> None:
     path = written(tmp_path, ('engine = "paced"', 'engine = "vllm"\nmodel = "weights"'))
     generation = load_scenario(path).generation
