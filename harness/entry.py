@@ -236,7 +236,7 @@ def _conduct(
 
         def event(self, stream: str, data: Mapping[str, object]) -> None:
             journal.event(stream, data)
-            if stream == "step" and data.get("phase") == "end":
+            if stream == "step" and data.get("phase") == "end" and world.is_real:
                 refresh(folder, coordinator)
 
     coordinator = store.coordinator_now()
@@ -262,9 +262,10 @@ def _conduct(
                     asked.scenario,
                     asked.plans,
                     told,
-                    folder.snapshots,
+                    folder.snapshots if world.is_real else None,
                     generation=asked.generation,
                     training=asked.training,
+                    keep=folder.path.resolve() / CHECKPOINT,
                     resume=asked.resume,
                     work=work,
                 )

@@ -66,11 +66,16 @@ class Steered(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.tor}{STEERED_SUFFIX}"
 
 
-def write(folder: Path, snapshot: Snapshot | Steered) -> None:
+def write(folder: Path | None, snapshot: Snapshot | Steered) -> None:
     """Write or replace the snapshot, durably: it must outlive this process and this machine.
+
+    Not where there is no folder: of a bench that ends with this process, nothing is left to put
+    back.
 
     Raises `InfrastructureError` where it cannot be written; the one before stays.
     """
+    if folder is None:
+        return
     path = folder / snapshot.file
     scratch = path.with_suffix(".tmp")
     try:
@@ -112,7 +117,7 @@ def _read_one(path: Path, kind: type[S]) -> S:
         raise RestoreFailed(text) from error
 
 
-async def take(bench: Bench, folder: Path) -> dict[str, Snapshot]:
+async def take(bench: Bench, folder: Path | None) -> dict[str, Snapshot]:
     """Write snapshots of every switch, and of ToRs; nothing may be changed before this returns.
 
     Returns those of switches. Raises `InfrastructureError` naming a switch that cannot be read.
@@ -141,7 +146,7 @@ async def _read(switch: SwitchHandle) -> Matching:
         raise InfrastructureError(f"{switch.name}: its map cannot be read: {error}") from error
 
 
-async def unsteer(bench: Bench, folder: Path) -> list[str]:
+async def unsteer(bench: Bench, folder: Path | None) -> list[str]:
     """Steer everything to the electrical path; return what failed, each with its ToR's name."""
     failures: dict[str, str] = {}
     try:
@@ -158,7 +163,7 @@ async def unsteer(bench: Bench, folder: Path) -> list[str]:
 
 
 async def give_back(
-    switches: Mapping[str, SwitchHandle], folder: Path, snapshots: Mapping[str, Snapshot]
+    switches: Mapping[str, SwitchHandle], folder: Path | None, snapshots: Mapping[str, Snapshot]
 ) -> dict[str, tuple[str, str]]:
     """Put every switch back at once; return (outcome, difference) by switch.
 
@@ -171,7 +176,9 @@ async def give_back(
     return dict(zip(snapshots, results, strict=True))
 
 
-async def _give_back(switch: SwitchHandle, folder: Path, snapshot: Snapshot) -> tuple[str, str]:
+async def _give_back(
+    switch: SwitchHandle, folder: Path | None, snapshot: Snapshot
+) -> tuple[str, str]:
     try:
         applied = await switch.apply(snapshot.matching)
     except DriverError as error:

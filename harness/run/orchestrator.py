@@ -54,14 +54,18 @@ async def execute(
     scenario: Scenario,
     plans: Mapping[str, Plan],
     record: Record,
-    snapshots: Path,
+    snapshots: Path | None,
     *,
     generation: GenerationAsked | None = None,
     training: TrainingAsked | None = None,
+    keep: Path = Path(CHECKPOINT),
     resume: Path | None = None,
     work: Work = perform_all,
 ) -> None:
     """Do the work of a run; the switches are restored whatever happens.
+
+    `snapshots` is where what undoes it is kept: None on a bench that ends with this process. Loops
+    leave their checkpoints in `keep`.
 
     Raises the first error, or `RestoreFailed`, which outranks it, when a switch could not be put
     back as it was found.
@@ -76,7 +80,7 @@ async def execute(
                 plans=plans,
                 generation_asked=generation,
                 training_asked=training,
-                keep=snapshots.parent.resolve() / CHECKPOINT,
+                keep=keep,
                 resume=resume,
             )
             await bench.steer(bench.topology.routes(frozenset()))
@@ -142,7 +146,7 @@ async def _listening(bench: Bench, record: Record) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _custody(bench: Bench, record: Record, folder: Path) -> AsyncIterator[None]:
+async def _custody(bench: Bench, record: Record, folder: Path | None) -> AsyncIterator[None]:
     """Snapshot every switch and ToR; give all of them back on every way out.
 
     A first Ctrl-C that comes while they are given back waits until they are.
@@ -155,7 +159,7 @@ async def _custody(bench: Bench, record: Record, folder: Path) -> AsyncIterator[
 
 
 async def _give_back(
-    bench: Bench, record: Record, folder: Path, snapshots: Mapping[str, custody.Snapshot]
+    bench: Bench, record: Record, folder: Path | None, snapshots: Mapping[str, custody.Snapshot]
 ) -> None:
     """Restore within a limit; raises `RestoreFailed` with all that is not as it was found."""
     steering_s = max((tor.limit_s for tor in bench.tors.values()), default=0)
@@ -171,7 +175,7 @@ async def _give_back(
 
 
 async def _restore(
-    bench: Bench, record: Record, folder: Path, snapshots: Mapping[str, custody.Snapshot]
+    bench: Bench, record: Record, folder: Path | None, snapshots: Mapping[str, custody.Snapshot]
 ) -> list[str]:
     """Steer everything to the electrical path, then put the switches back; return what failed."""
     failed = await custody.unsteer(bench, folder)
