@@ -21,6 +21,12 @@ from harness.model.documents import Descriptor, Document, Event, Start, Stop
 CLOCK_WORTH_TELLING_NS = 100 * NS_PER_US
 STAGES_TOLD = 2
 """The longest of a switch; the report has all of them."""
+CROWDS: Mapping[str, str] = {"agent": "are up", "tor": "are up", "switch": "are up"} | {
+    "restore": "are as they were found"
+}
+"""Streams of one line for each part of a bench, of which a large one has hundreds."""
+CROWD_TOLD = 16
+"""Of such lines in a row; of the others, how many, and what went wrong."""
 Data = Mapping[str, Any]
 Units = Mapping[str, str]
 
@@ -33,6 +39,7 @@ class Progress:
         self._gone = False
         self._start_ns = 0
         self._units: dict[str, Units] = {}
+        self._row: tuple[str, int] = "", 0
 
     def __call__(self, document: Document) -> None:
         """Tell one document, if it has something to tell."""
@@ -47,12 +54,31 @@ class Progress:
                 self._units[document.stream] = units
             case Event():
                 tell = TELL.get(document.stream, plainly)
-                if said := tell(document.data, self._units.get(document.stream, {})):
+                said = tell(document.data, self._units.get(document.stream, {}))
+                if said and not self._crowded(document):
                     name = document.stream.removeprefix("fabric_")
                     self._line(document.t_ns, f"{name:<11} {said}")
             case Stop():
+                self._end_row(document.t_ns)
                 said = f"{document.status}{f': {document.reason}' if document.reason else ''}"
                 self._line(document.t_ns, said, "green" if document.status == "passed" else "red")
+
+    def _crowded(self, event: Event) -> bool:
+        """Return whether an event is one of too many alike, which are counted instead."""
+        stream, count = self._row
+        if event.stream != stream:
+            self._end_row(event.t_ns)
+            stream, count = event.stream, 0
+        if event.data.get("outcome", "unchanged") not in ("unchanged", "restored"):
+            return False
+        self._row = stream, count + 1
+        return stream in CROWDS and count >= CROWD_TOLD
+
+    def _end_row(self, t_ns: int) -> None:
+        """Tell how many lines of a row were left out."""
+        (stream, count), self._row = self._row, ("", 0)
+        if stream in CROWDS and count > CROWD_TOLD:
+            self._line(t_ns, f"{stream:<11} and {count - CROWD_TOLD:,} more {CROWDS[stream]}")
 
     def _line(self, t_ns: int, text: str, colour: str | None = None) -> None:
         """Write one line; colours reach terminals only."""
@@ -246,7 +272,13 @@ def _step(data: Data, _: Units) -> str:
 
 
 def _agent(data: Data, _: Units) -> str:
-    return f"{data['agent']} is up: {data['host']}, pid {data['pid']}"
+    pid = f", pid {data['pid']}" if data["pid"] else ""  # a model has none
+    return f"{data['agent']} is up: {data['host']}{pid}"
+
+
+def _tor(data: Data, _: Units) -> str:
+    at = f", {data['url']}" if data["url"] else ""
+    return f"{data['tor']} is up: steered by {data['driver']}{at}"
 
 
 def _clock(data: Data, _: Units) -> str:
@@ -278,6 +310,7 @@ def _restore(data: Data, _: Units) -> str:
 TELL: Mapping[str, Callable[[Data, Units], str]] = {
     "agent": _agent,
     "clock": _clock,
+    "tor": _tor,
     "switch": _switch,
     "step": _step,
     "calibration": _calibration,

@@ -156,6 +156,8 @@ def test_the_end_says_how_and_why() -> None:
     ("stream", "data", "says"),
     [
         ("agent", {"agent": "n0", "host": "box", "pid": 7, "facts": {}}, "n0 is up: box, pid 7"),
+        ("agent", {"agent": "n0", "host": "a model", "pid": 0, "facts": {}}, "n0 is up: a model"),
+        ("tor", {"tor": "t0", "driver": "netlink", "url": ""}, "t0 is up: steered by netlink"),
         (
             "switch",
             {
@@ -179,3 +181,25 @@ def test_the_end_says_how_and_why() -> None:
 def test_what_happens_to_the_bench_is_told(stream: str, data: dict[str, object], says: str) -> None:
     (line,) = told(event(stream, data))
     assert line.endswith(says)
+
+
+def test_a_large_bench_is_told_in_a_few_lines() -> None:
+    up = [{"agent": f"n{i}", "host": "a model", "pid": 0, "facts": {}} for i in range(300)]
+    clocks = [{"agent": f"n{i}", "bound_ns": 0} for i in range(300)]
+    lines = told(
+        *(event("agent", data) for data in up),
+        *(event("clock", data) for data in clocks),
+        event("note", {"level": "info", "who": "n0", "text": "hello"}),
+    )
+    assert len(lines) == 16 + 2
+    assert lines[-2].endswith("agent       and 284 more are up")
+
+
+def test_a_switch_that_was_not_restored_is_told_among_hundreds_that_were() -> None:
+    left = [{"switch": f"agg{i}", "outcome": "unchanged", "difference": ""} for i in range(300)]
+    left[200] = {"switch": "agg200", "outcome": "failed", "difference": "1->17 missing"}
+    stop = Stop(t_ns=T0_NS, wall="", status="infrastructure", exit_code=5, reason="", counts={})
+    lines = told(*(event("restore", data) for data in left), stop)
+    assert len(lines) == 16 + 3
+    assert lines[16].endswith("agg200: failed, 1->17 missing")
+    assert lines[17].endswith("and 283 more are as they were found")

@@ -94,7 +94,7 @@ def engine_of(asked: GenerationAsked) -> str:
         return (
             f"paced by the latency profile of {profile.model} on {profile.gpu.name}{times} "
             f"(emulated accelerator); {100 * asked.spec.bytes_scale:g} % of weights and KV are "
-            "really held and sent"
+            "held and sent"
         )
     model = asked.spec.model or "a tiny random model"
     on_cpu = f", on the CPU of {', '.join(asked.emulated)}: its speed says nothing of GPUs"
