@@ -12,7 +12,11 @@ from harness.cli.output import best_effort, json_option, print_json
 from harness.cli.progress import Progress
 from harness.cli.runs import runs_option
 from harness.errors import ExitCode
+from harness.model.load import load_bench
 from harness.record.report import print_report
+from harness.rlsim.bills import bill_of, bill_of_bench, network_of
+from harness.rlsim.economics import tell_bill
+from harness.rlsim.prices import load_power, load_prices
 from harness.run.asked import Simulation
 
 FILE = click.Path(path_type=Path)
@@ -29,6 +33,7 @@ FILE = click.Path(path_type=Path)
 )
 @runs_option
 @click.option("--strict", is_flag=True, help="End with 6 when a check is inconclusive.")
+@click.option("--bill", is_flag=True, help="Also print what the bench's network costs, by line.")
 @click.option("--quiet", is_flag=True, help="Tell the outcome only, not the way to it.")
 @json_option
 def sim(
@@ -38,6 +43,7 @@ def sim(
     calibration: Path | None,
     runs: Path,
     strict: bool,
+    bill: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -65,7 +71,20 @@ def sim(
         else:
             click.echo()
             print_report(summary, sys.stdout, runs / summary.id)
+        if bill:
+            click.echo("\n" + "\n".join(_bill(runs / summary.id / "bench.toml")), err=as_json)
     code = ExitCode.BUG if summary.exit_code is None else ExitCode(summary.exit_code)
     if code is ExitCode.PASSED and summary.status == "inconclusive" and strict:
         return ExitCode.INCONCLUSIVE
     return code
+
+
+def _bill(bench_file: Path) -> list[str]:
+    """Return the bill of a bench's network: of its design, if it is generated, or as it is cabled.
+
+    Raises `UsageError` for a rate that nothing is priced at.
+    """
+    bench, prices, power = load_bench(bench_file), load_prices(), load_power()
+    if bench.generated is not None:
+        return tell_bill(bill_of(network_of(bench), prices, power))
+    return tell_bill(bill_of_bench(bench, prices, power))
