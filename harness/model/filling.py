@@ -7,6 +7,7 @@ A star stands for a number that follows from the GPUs of the bench, once one is 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -26,18 +27,20 @@ _SHARDS = re.compile(r"DP\*")
 def filled(scenario: Scenario, bench: Bench | None = None) -> Scenario:
     """Return the scenario with numbers for its stars: those of the bench; without one, 1.
 
-    Raises `UsageError` where not one instance, or shard, fits.
+    Raises `UsageError`, naming the key, where not one instance, or shard, fits.
     """
     generation, training = scenario.generation, scenario.training
     if generation is not None:
-        steps = tuple(_step(step, generation, bench) for step in scenario.steps)
+        steps = tuple(
+            _step(f"steps[{i}]", step, generation, bench) for i, step in enumerate(scenario.steps)
+        )
         scenario = msgspec.structs.replace(
             scenario,
             steps=steps,
             generation=msgspec.structs.replace(
                 generation,
-                layout=_layout(generation.layout, generation, bench),
-                pool=tuple(_layout(text, generation, bench) for text in generation.pool),
+                layout=_layout("generation.layout", generation.layout, generation, bench),
+                pool=_layouts("generation.pool", generation.pool, generation, bench),
             ),
         )
     if training is not None and _SHARDS.search(training.layout):
@@ -58,7 +61,7 @@ def filling(workload: Workload, generation: Generation, bench: Bench) -> Workloa
     return msgspec.structs.replace(workload, prompts=prompts)
 
 
-def _step(step: Any, generation: Generation, bench: Bench | None) -> Any:
+def _step(where: str, step: Any, generation: Generation, bench: Bench | None) -> Any:
     """Return a step with numbers for the stars of its layouts or policies."""
     if isinstance(step, Generate):
         key, texts = "layouts", step.layouts
@@ -67,11 +70,17 @@ def _step(step: Any, generation: Generation, bench: Bench | None) -> Any:
     else:
         return step
     return msgspec.structs.replace(
-        step, **{key: tuple(_layout(text, generation, bench) for text in texts)}
+        step, **{key: _layouts(f"{where}.{key}", texts, generation, bench)}
     )
 
 
-def _layout(text: str, generation: Generation, bench: Bench | None) -> str:
+def _layouts(
+    where: str, texts: Iterable[str], generation: Generation, bench: Bench | None
+) -> tuple[str, ...]:
+    return tuple(_layout(f"{where}[{i}]", text, generation, bench) for i, text in enumerate(texts))
+
+
+def _layout(where: str, text: str, generation: Generation, bench: Bench | None) -> str:
     """Return a layout, or a policy that holds on to one, with a number of instances."""
     star = _INSTANCES.search(text)
     if star is None:
@@ -88,8 +97,8 @@ def _layout(text: str, generation: Generation, bench: Bench | None) -> str:
     if not fits:
         most = max(found.values(), default=0)
         raise UsageError(
-            f"{text}: an instance of {size} GPUs fits on no node of bench {bench.name}, which have "
-            f"{most} at most"
+            f"{where}: {text!r}: an instance of {size} GPUs fits on no node of bench "
+            f"{bench.name!r} that generates; they have {most} GPUs at most"
         )
     return _INSTANCES.sub(f"{fits}x", text)
 
@@ -104,5 +113,8 @@ def _shards(text: str, ranks: int | None) -> str:
     except ValueError:
         return one
     if ranks < size:
-        raise UsageError(f"{text}: takes {size} ranks or more; the bench has {ranks} that train")
+        raise UsageError(
+            f"training.layout: {text!r} takes {size} ranks or more; the bench has {ranks} that "
+            "train"
+        )
     return _SHARDS.sub(f"DP{ranks // size}", text)

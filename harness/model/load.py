@@ -149,6 +149,9 @@ def load_generation(
     workload = load_workload(generation.workload)
     if bench is not None:
         workload = filling(workload, generation, bench)
+        if problems := [*workload_problems(workload)]:
+            asked = f"with generation.prompts_per_gpu = {generation.prompts_per_gpu:g}: "
+            raise BadFile(generation.workload, [asked + problem for problem in problems])
     replay = requests_of(workload)
     return GenerationFiles(replay=replay, profile=profile, shape=shape, workload=workload)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from harness.errors import UsageError
+from harness.errors import BadFile, UsageError
 from harness.fabric.links import Plan
 from harness.fabric.topology import Topology, topology_of
 from harness.model.bench import Bench
@@ -95,7 +95,10 @@ def lay_out(
     """
     named = bench_path or Path(bench.name)
     figures = _figures(bench, named, simulation) if bench.world == "simulated" else None
-    scenario, files = filled(scenario, bench), None
+    try:
+        scenario, files = filled(scenario, bench), None
+    except UsageError as error:
+        raise BadFile(str(scenario_path), [str(error)]) from error
     if scenario.generation is not None:
         here = bench.launcher != "manual"
         files = load_generation(scenario.generation, nodes_are_here=here, bench=bench)

@@ -56,9 +56,14 @@ def test_what_has_no_star_stays_as_it_is() -> None:
 
 
 def test_where_not_one_fits_it_is_said() -> None:
-    with pytest.raises(UsageError, match=r"\*xTP16: an instance of 16 GPUs fits on no node"):
+    fits = r"generation.layout: '\*xTP16': an instance of 16 GPUs fits on no node"
+    with pytest.raises(UsageError, match=fits):
         filled(scenario("*xTP16"), bench())
-    with pytest.raises(UsageError, match=r"DP\*TP32: takes 32 ranks or more; the bench has 16"):
+    policies = Rl(policies=("orchestrl", "static:*xTP16"))
+    with pytest.raises(UsageError, match=r"steps\[0\].policies\[1\]: 'static:\*xTP16': an inst"):
+        filled(scenario("*xTP2", "DP2", policies), bench())
+    takes = r"training.layout: 'DP\*TP32' takes 32 ranks or more; the bench has 16"
+    with pytest.raises(UsageError, match=takes):
         filled(scenario(train="DP*TP32"), bench())
 
 

@@ -227,6 +227,16 @@ def test_a_simulated_bench_computes_no_token(tmp_path: Path) -> None:
     assert 'generation.engine: "vllm" computes tokens, and a simulated bench only times' in said
 
 
+def test_more_prompts_by_gpu_than_can_be_held_are_refused(tmp_path: Path) -> None:
+    generation = load_scenario(written(tmp_path)).generation
+    assert generation
+    asked = msgspec.structs.replace(generation, prompts_per_gpu=1e9)
+    with pytest.raises(
+        BadFile, match=r"with generation.prompts_per_gpu = 1e\+09: prompts: expected"
+    ):
+        load_generation(asked, nodes_are_here=True, bench=bench())
+
+
 def test_a_model_folder_must_be_here_only_where_the_nodes_are(tmp_path: Path) -> None:
     path = written(tmp_path, ('engine = "paced"', 'engine = "vllm"\nmodel = "weights"'))
     generation = load_scenario(path).generation
