@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine, Iterator
+from contextvars import Context
 from datetime import UTC, datetime
+from heapq import heappush
 from typing import Any, TypeVar
 
 from harness.clock import NS_PER_S
@@ -53,6 +55,17 @@ class _Jumping(selectors.DefaultSelector):
         return super().select(0)
 
 
+class _Timer(asyncio.TimerHandle):
+    """Comes after whoever is due earlier, or was made earlier for the same nanosecond."""
+
+    __slots__ = ("turn",)
+    turn: tuple[int, int]
+
+    def __lt__(self, other: Any) -> bool:
+        mine, its = self.turn, other.turn
+        return bool(mine < its)
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """See the module. Its time is whole nanoseconds from 0 on.
 
@@ -61,6 +74,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
+        self._timers = 0
         super().__init__(self._jumping)
         self._jumping.stuck = lambda: Deadlock(
             f"a deadlock: {'; '.join(waiting(self)) or 'nobody is at work'}"
@@ -74,6 +88,25 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Return the same in seconds."""
         return self._jumping.now_ns / NS_PER_S
+
+    def call_at(  # type: ignore[override]  # as its own is, but for types of variable arguments
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Plan a call; of those for one moment the one that was planned first comes first.
+
+        asyncio leaves that to the shape of its heap, so that any timer more would change it.
+        """
+        self._check_closed()  # type: ignore[attr-defined]  # what asyncio does, too
+        timer = _Timer(when, callback, args, self, context)
+        self._timers += 1
+        timer.turn = round(when * NS_PER_S), self._timers
+        heappush(self._scheduled, timer)  # type: ignore[attr-defined]  # its heap
+        timer._scheduled = True  # type: ignore[attr-defined]  # noqa: SLF001 - as asyncio has it
+        return timer
 
     def busy(self, duration_ns: int) -> None:
         """Let time pass in which nobody gets a turn: something keeps the loop at work."""

@@ -36,6 +36,21 @@ def test_what_is_due_first_happens_first_and_ties_in_the_order_they_were_made() 
     assert told == [("d", 0), ("a", NS_PER_MS), ("c", 3 * NS_PER_MS), ("b", 3 * NS_PER_MS)]
 
 
+def test_many_ties_keep_their_order_whatever_else_is_due() -> None:
+    async def main(others_ms: list[int]) -> list[int]:
+        told: list[int] = []
+        loop = asyncio.get_running_loop()
+        for number in range(100):
+            for ms in others_ms:
+                loop.call_later(ms * number / 1000, lambda: None)
+            loop.call_later(0.05, told.append, number)
+        await CLOCK.sleep_ns(NS_PER_S)
+        return told
+
+    for others_ms in ([], [1], [3, 7]):
+        assert run_virtually(main(others_ms)) == list(range(100))
+
+
 def test_a_limit_lives_by_the_same_time() -> None:
     async def main() -> int:
         with pytest.raises(TimeoutError):
