@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from labour_world import Wires, calibration, virtually
+from msgspec.structs import replace
 
 from harness.bench.simulated.exchange import Exchanges, interconnect_of
 from harness.bench.simulated.world import Flow, World
 from harness.fabric.topology import topology_of
 from harness.model.bench import Bench, Links, Node, Tor
 from harness.model.scenario import Op
-from harness.model.simulation import Backend
+from harness.model.simulation import Backend, Figure
 from harness.rlsim.collectives import stages
 from harness.virtual import VirtualClock
 
@@ -78,6 +79,21 @@ def test_rings_of_gpus_go_over_the_rails_beside_them() -> None:
     assert ways == {(a, b, nic) for a, b in (("n0", "n1"), ("n1", "n0")) for nic in (0, 1)}
     # half of each ring's bytes passes each way; two GPUs share a rail
     assert [flow.bytes for flow in stage.flows] == pytest.approx([10**8] * 4, rel=0.1)
+
+
+def test_latency_is_charged_once_where_that_of_nccl_has_the_networks() -> None:
+    def latencies_ns(group: tuple[int, ...], latency_us: float, backend: Backend) -> int:
+        world = railed(2, backend)
+        network = replace(world.figures.network, latency_us=Figure(value=latency_us))
+        world.figures = replace(world.figures, network=network)
+        (stage, *_) = exchanges(world).of("all_reduce", (group,), 1000).stages
+        return stage.latency_ns
+
+    across, within = (0, 4), (0, 1)
+    assert latencies_ns(across, 0, "nccl") - latencies_ns(across, 5, "nccl") == 5_000
+    assert latencies_ns(across, 1e6, "nccl") == 0
+    assert latencies_ns(within, 5, "nccl") == latencies_ns(within, 0, "nccl")
+    assert latencies_ns(across, 5, "gloo") == latencies_ns(across, 0, "gloo")
 
 
 @pytest.mark.parametrize("op", OPS)

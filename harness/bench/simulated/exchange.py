@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from harness.bench.simulated.world import Flow, World
+from harness.clock import NS_PER_US
 from harness.model.scenario import Op
 from harness.model.training.axes import Members
 from harness.rlsim import collectives
@@ -88,6 +89,11 @@ class Exchanges:
 
     def __init__(self, world: World, interconnect: Interconnect, places: Sequence[Place]) -> None:
         self._world, self._interconnect, self._places = world, interconnect, places
+        self._counted_ns = 0
+        """Of the network's latency, what is in a stage's latency already: NCCL's are from end to
+        end, and the network adds its own."""
+        if interconnect.backend == "nccl":
+            self._counted_ns = round(world.figures.network.latency_us.value * NS_PER_US)
         self._patterns: dict[Ranks, tuple[Place, ...]] = {}
         self._planned: dict[tuple[Op, int, bool, tuple[Place, ...]], Planned] = {}
         """By what decides them: groups that lie alike do alike."""
@@ -111,8 +117,11 @@ class Exchanges:
         for group, part in zip(groups, parts, strict=True):
             for sender, receiver, hop_bytes in part.flows:
                 sent_bytes[self._way(group[sender], group[receiver])] += hop_bytes * times
+        latency_ns = max(part.latency_ns for part in parts) * times
+        if sent_bytes:
+            latency_ns = max(0, latency_ns - self._counted_ns)
         return Stage(
-            max(part.latency_ns for part in parts) * times,
+            latency_ns,
             max(part.local_ns for part in parts) * times,
             tuple(Flow(source, to, sent, nic) for (source, to, nic), sent in sent_bytes.items()),
         )
