@@ -15,7 +15,8 @@ from harness.model.layout import Layout
 from harness.scheduling.compute import Compute
 from harness.scheduling.courses import NOBODY, Coming, best_later, course_of, retimed
 from harness.scheduling.forecast import GOLDEN, forecast
-from harness.scheduling.mixes import Pool, mix_of, options
+from harness.scheduling.mixes import Pool, options
+from harness.scheduling.placing import Ground, mix_of
 from harness.scheduling.pooled import Open
 from harness.scheduling.turns import fresh_tokens
 from harness.scheduling.view import Floats, Ints, Requests, Settings, View
@@ -35,7 +36,7 @@ def coming(
     view: View,
     sets: Sequence[Floats],
     compute: Compute,
-    kinds: Sequence[Layout],
+    ground: Ground,
     settings: Settings,
 ) -> Coming:
     """Return what the next batch takes by layout, on average, if one follows.
@@ -44,7 +45,7 @@ def coming(
     """
     if not view.coming:
         return NOBODY
-    each = [_takes_s(view, lengths, compute, kinds, settings) for lengths in _likely(view, sets)]
+    each = [_takes_s(view, lengths, compute, ground, settings) for lengths in _likely(view, sets)]
     known = frozenset.intersection(*(frozenset(takes_s) for takes_s in each))
     mean_s = {mix: sum(takes_s[mix] for takes_s in each) / len(each) for mix in known}
     here = mix_of(each.layout for each in view.instances)
@@ -52,7 +53,11 @@ def coming(
 
 
 def _takes_s(
-    view: View, lengths: Floats, compute: Compute, kinds: Sequence[Layout], settings: Settings
+    view: View,
+    lengths: Floats,
+    compute: Compute,
+    ground: Ground,
+    settings: Settings,
 ) -> dict[frozenset[Layout], float]:
     """Return what a batch of these lengths takes by layout.
 
@@ -61,7 +66,8 @@ def _takes_s(
     """
     lengths, count = _thinned(lengths)
     pool = Pool(replace(fresh(view, lengths), count=count), np.full(len(count), -1), ())
-    found = retimed(pool, options(pool, compute, kinds, view.gpus_of, 0.0, improved=0), compute)
+    candidates = ground.candidates((), three=pool.few)
+    found = retimed(pool, options(pool, compute, candidates, 0.0, improved=0), compute)
     takes_s = {frozenset(option.mix): option.total_s for option in found}
     uniform = [option.mix for option in found if len(option.mix) == 1]
     for option in found[: LOOKED_AT if len(lengths) == view.coming else 0]:

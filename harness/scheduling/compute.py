@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.clock import NS_PER_S
 from harness.errors import UsageError
@@ -183,6 +184,24 @@ class Compute:
         """
         return self.drain(layout, remaining, context, prefill, later).lasts_s
 
+    def makespans_s(
+        self, layout: Layout, remaining: Floats, context: Floats, prefill: Floats, later: Floats
+    ) -> Floats:
+        """Return it for many sets of as many requests at once: (sets, requests) -> (sets,)."""
+        costs = self.costs(layout)
+        lasts_s = np.full(len(remaining), np.inf)
+        possible = (context + remaining).max(axis=1) <= costs.kv_capacity_tokens
+        at_once = possible & fits_at_once(costs, self.sequences_max, remaining, context)
+        lengths, held = remaining[at_once], context[at_once]
+        paid_s = costs.prefill_s(prefill[at_once]), costs.prefill_s(later[at_once], held)
+        starts = _seated(lengths, self.sequences_max)
+        lasts_s[at_once] = _times_s(costs, starts, starts + lengths, held, paid_s)[1][:, -1]
+        crowds = np.stack([remaining, context, prefill, later], axis=1)[possible & ~at_once]
+        unlike, which = np.unique(crowds, axis=0, return_inverse=True)
+        each_s = np.array([self.makespan_s(layout, *columns) for columns in unlike])
+        lasts_s[possible & ~at_once] = each_s[which]
+        return lasts_s
+
     def drain(
         self,
         layout: Layout,
@@ -205,55 +224,77 @@ class Compute:
         if not fits_at_once(costs, self.sequences_max, lengths, held):
             return Drain(*crowded(costs, self.sequences_max, lengths, held, (first_s, later_s)))
         starts = _seated(lengths, self.sequences_max)
-        return _timed(costs, starts, starts + lengths, held, (first_s, later_s))
+        ends = starts + lengths
+        steps, time_s = _times_s(costs, starts, ends, held, (first_s, later_s))
+        rising = np.concatenate([[0.0], steps[1:], steps[-1:]])
+        return Drain(starts, ends, rising, np.concatenate([[0.0], time_s]))
 
 
-def fits_at_once(costs: Costs, sequences_max: int, remaining: Floats, context: Floats) -> bool:
-    """Whether KV holds these requests together, as many as have seats, whatever their order."""
+def fits_at_once(
+    costs: Costs, sequences_max: int, remaining: Floats, context: Floats
+) -> NDArray[np.bool_]:
+    """Whether KV holds these requests together, as many as have seats, whatever their order.
+
+    Of one set (requests,), or of each of several (sets, requests).
+    """
+    if remaining.shape[-1] > sequences_max:
+        largest = np.sort(context + remaining)[..., -sequences_max:]
+        return np.asarray(largest.sum(axis=-1) <= costs.kv_capacity_tokens)
     order = np.argsort(remaining)
-    if len(order) > sequences_max:
-        return (
-            float(np.sort(context + remaining)[-sequences_max:].sum()) <= costs.kv_capacity_tokens
-        )
-    ends = remaining[order]
-    held = np.cumsum(context[order][::-1])[::-1] + ends * np.arange(len(ends), 0, -1)
-    return bool(held.max() <= costs.kv_capacity_tokens)
+    ends, contexts = (np.take_along_axis(each, order, -1) for each in (remaining, context))
+    held = np.cumsum(contexts[..., ::-1], axis=-1)[..., ::-1]
+    held = held + ends * np.arange(ends.shape[-1], 0, -1)
+    return np.asarray(held.max(axis=-1) <= costs.kv_capacity_tokens)
 
 
 def _seated(remaining: Floats, seats: int) -> Floats:
-    """Return at which step each gets a seat, in their order: whichever is free first."""
-    starts = np.zeros(len(remaining))
-    if seats < len(remaining):
+    """Return at which step each gets a seat, in their order: whichever is free first.
+
+    Of one set (requests,), or of each of several (sets, requests).
+    """
+    starts = np.zeros(remaining.shape)
+    if remaining.ndim == 1 and seats < len(remaining):
         ends = remaining[:seats].tolist()
         heapq.heapify(ends)
         later = remaining[seats:].tolist()
         starts[seats:] = [heapq.heapreplace(ends, ends[0] + length) for length in later]
+    elif remaining.ndim > 1:
+        busy, lines = remaining[:, :seats].copy(), np.arange(len(remaining))
+        for column in range(seats, remaining.shape[1]):
+            first = np.argmin(busy, axis=1)
+            starts[:, column] = busy[lines, first]
+            busy[lines, first] += remaining[:, column]
     return starts
 
 
-def _timed(
+def _times_s(
     costs: Costs, starts: Floats, ends: Floats, context: Floats, prefill_s: tuple[Floats, Floats]
-) -> Drain:
-    """Add up the steps between what changes the batch.
+) -> tuple[Floats, Floats]:
+    """Add up the steps between what changes the batch: of one set of requests, or of each of many.
 
-    Prefill is paid as a request begins, and that of its later turns evenly while it decodes.
+    Return these moments in steps, rising, and when each is over: (..., 2 * requests). Prefill is
+    paid as a request begins, and that of its later turns evenly while it decodes.
     """
     first_s, later_s = prefill_s
-    count = len(starts)
-    moments = np.concatenate([starts, ends])
-    order = np.argsort(moments, kind="stable")
+    count = starts.shape[-1]
+    moments = np.concatenate([starts, ends], axis=-1)
+    order = np.argsort(moments, axis=-1, kind="stable")
     sign = np.repeat([1.0, -1.0], count)[order]
-    batch = np.cumsum(sign)
-    offset = np.cumsum(sign * np.tile(context - starts, 2)[order])
-    steps = moments[order]
-    width = np.diff(steps, append=steps[-1])
+    place = order + (np.arange(len(order))[:, None] * 2 * count if order.ndim > 1 else 0)
+
+    def both(begin: Floats, end: Floats) -> Floats:
+        return np.concatenate([begin, end], axis=-1).take(place)
+
+    batch = np.cumsum(sign, axis=-1)
+    offset = np.cumsum(sign * both(context - starts, context - starts), axis=-1)
+    steps = moments.take(place)
+    width = np.diff(steps, append=steps[..., -1:])
     kv_tokens = offset + batch * (steps + (width + 1) / 2)
-    paid_s = np.concatenate([first_s, np.zeros(count)])[order]
-    beside_s = np.cumsum(sign * np.tile(later_s / np.maximum(ends - starts, 1.0), 2)[order])
+    paid_s = both(first_s, np.zeros(first_s.shape))
+    each_s = later_s / np.maximum(ends - starts, 1.0)
+    beside_s = np.cumsum(sign * both(each_s, each_s), axis=-1)
     step_s = costs.step_s(batch, kv_tokens) + np.maximum(beside_s, 0.0)
-    before_s = np.cumsum(width * step_s) + np.cumsum(paid_s)
-    time_s = np.concatenate([[0.0], before_s])
-    return Drain(starts, ends, np.concatenate([[0.0], steps[1:], steps[-1:]]), time_s)
+    return steps, np.cumsum(width * step_s, axis=-1) + np.cumsum(paid_s, axis=-1)
 
 
 def _tabulated(

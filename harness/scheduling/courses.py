@@ -90,6 +90,7 @@ def _as_placed(pool: Pool, compute: Compute) -> Course:
     followed = tuple(
         _follow(pool.work, order[edges[i] : edges[i + 1]], each.layout, compute)
         for i, each in enumerate(pool.instances)
+        if edges[i] < edges[i + 1]
     )
     return Course(max(each.drain.lasts_s for each in followed), followed, pool.mix)
 
@@ -165,21 +166,20 @@ class Later(NamedTuple):
 def course_of(pool: Pool, option: Option, compute: Compute) -> Course:
     """Follow an option: every instance, or of each kind the one that has the longest requests."""
     work, followed = pool.work, []
-    if option.dealt:
-        at = np.array(option.dealt)
+    if option.dealt is not None:
         for kind in option.kinds:
-            for name in kind.names:
-                one = _follow(work, np.flatnonzero(at == name), kind.layout, compute)
+            for number in np.intersect1d(kind.at, option.dealt):
+                rows = np.flatnonzero(option.dealt == number)
+                one = _follow(work, rows, kind.layout, compute)
                 followed.append(one._replace(after_s=option.cost_s))
         return Course(option.total_s, tuple(followed), option.mix)
     order = np.argsort(-work.expected, kind="stable")
     parts = [order] if len(option.kinds) == 1 else [order[: option.cut], order[option.cut :]]
     for kind, part in zip(option.kinds, parts, strict=True):
-        count = len(kind.names)
-        dealt = part[np.argsort(-work.remaining[part], kind="stable")][::count]
+        dealt = part[np.argsort(-work.remaining[part], kind="stable")][:: kind.count]
         rows = dealt[np.lexsort((dealt, work.computes[dealt] > 0))]
         one = _follow(work, rows, kind.layout, compute)
-        followed.append(one._replace(instances=count, after_s=option.cost_s))
+        followed.append(one._replace(instances=kind.count, after_s=option.cost_s))
     return Course(option.total_s, tuple(followed), option.mix)
 
 

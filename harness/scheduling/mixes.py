@@ -8,70 +8,66 @@ where an instance is new. What is kept goes on with its requests and pays nothin
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from functools import cached_property
 
 import numpy as np
 
 from harness.model.layout import Layout, Mix
-from harness.model.placement import place
 from harness.scheduling.compute import Compute, Costs
-from harness.scheduling.dealing import FEW, Dealer
+from harness.scheduling.dealing import FEW, Dealer, Instances
+from harness.scheduling.placing import Candidate, Kind, mix_of
 from harness.scheduling.pooled import Open, Shares, compute_s, cuts_of, shares, work_s
 from harness.scheduling.view import Floats, Instance, Ints
 
-COUNTS = 8
-"""So many ways to divide the GPUs between two kinds of instances are looked at, at most."""
 IMPROVED = 6
 """So many of the best deals of few requests are improved."""
-
-Placed = Mapping[str, Layout]
-"""Name -> layout of each instance alone."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """What is there: instances by name, and at which of them each open request is, "" for none."""
+    """What is there: instances, and at which of them each open request is, -1 for none."""
 
     work: Open
     at: Ints
     instances: tuple[Instance, ...]
 
     @property
-    def placed(self) -> Placed:
-        """The instances that there are."""
-        return {instance.name: instance.layout for instance in self.instances}
+    def few(self) -> bool:
+        """Whether requests are so few that they are dealt one by one."""
+        return len(self.work) <= FEW
 
-    @property
+    @cached_property
     def mix(self) -> Mix:
         """The layout that there is, the smallest instances first."""
         return mix_of(instance.layout for instance in self.instances)
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Instances of one layout within an option; the first `cut` requests are the faster kind's."""
-
-    layout: Layout
-    names: tuple[str, ...]
-    kept: frozenset[str]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Option:
-    """A mix: its kinds, the faster one first; `work_s` without what changing to it costs."""
+    """A mix: its kinds, the faster one first; `work_s` without what changing to it costs.
 
-    mix: Mix
+    With two kinds, the first `cut` requests are the faster one's. Few are `dealt` one by one: the
+    number of each request's instance.
+    """
+
+    placed: Candidate
     kinds: tuple[Kind, ...]
     cut: int
     work_s: float
     total_s: float
-    kept: bool
-    """Nothing changes: it is what there is."""
-    dealt: tuple[str, ...] = ()
-    """Name of each request's instance, where few are dealt one by one."""
+    dealt: Ints | None = None
+
+    @property
+    def mix(self) -> Mix:
+        """Its layout."""
+        return self.placed.mix
+
+    @property
+    def kept(self) -> bool:
+        """Nothing changes: it is what there is."""
+        return self.placed.kept
 
     @property
     def cost_s(self) -> float:
@@ -79,106 +75,70 @@ class Option:
         return self.total_s - self.work_s
 
 
-def mix_of(layouts: Iterable[Layout]) -> Mix:
-    """Return the mix of these instances, the smallest ones first."""
-    counts = Counter(layouts)
-    ordered = sorted(counts, key=lambda layout: (layout.gpus_per_instance, str(layout)))
-    return Mix(_times(layout, counts[layout]) for layout in ordered)
-
-
-def mixes(kinds: Sequence[Layout], gpus_of: Mapping[str, int], *, three: bool = False) -> list[Mix]:
-    """Return the mixes worth a look: every kind alone, every two that share the GPUs, or three."""
-    alone = [(kind, sum(_left(gpus_of, [], kind))) for kind in kinds]
-    found = [Mix((_times(kind, count),)) for kind, count in alone if count]
-    for several in [*combinations(kinds, 2), *(combinations(kinds, 3) if three else ())]:
-        small, *larger = several
-        for counts in product(*(_spaced(sum(_left(gpus_of, [], kind))) for kind in larger)):
-            parts = [_times(kind, n) for kind, n in zip(larger, counts, strict=True)]
-            rest = sum(_left(gpus_of, parts[::-1], small))
-            if rest:
-                found.append(Mix((_times(small, rest), *parts)))
-    return found
-
-
 def options(
     pool: Pool,
     compute: Compute,
-    kinds: Sequence[Layout],
-    gpus_of: Mapping[str, int],
+    candidates: Sequence[Candidate],
     switch_s: float,
     *,
     improved: int = IMPROVED,
 ) -> list[Option]:
-    """Return what could be, the soonest to end first; what there is is among them if it can be.
+    """Return what could be, the soonest to end first.
 
     Where requests are few, the best deals are `improved`.
     """
-    few = len(pool.work) <= FEW
-    candidates = [(mix, _placed(mix, gpus_of)) for mix in mixes(kinds, gpus_of, three=few)]
-    here = pool.placed
-    if here:
-        candidates = [(mix, placed) for mix, placed in candidates if placed != here]
-        if len(pool.mix) <= 2 + few:
-            candidates.append((pool.mix, here))
-    if few:
+    if pool.few:
         found = _few(pool, compute, candidates, switch_s, improved)
     else:
-        found = _many(pool, compute, candidates, switch_s)
+        table = _Table(pool, compute, candidates)
+        found = [table.option(placed, switch_s) for placed in candidates]
     return sorted((each for each in found if np.isfinite(each.total_s)), key=soonest)
-
-
-def _many(
-    pool: Pool, compute: Compute, candidates: Sequence[tuple[Mix, Placed]], switch_s: float
-) -> list[Option]:
-    """Return the options, with shares of the requests for each kind of instance."""
-    counts: dict[Layout, set[int]] = {}
-    for mix, _ in candidates:
-        for part in mix:
-            counts.setdefault(one_of(part), set()).add(part.instances)
-    table = _Table(pool, compute, counts)
-    return [table.option(mix, placed, pool.placed, switch_s) for mix, placed in candidates]
 
 
 def _few(
     pool: Pool,
     compute: Compute,
-    candidates: Sequence[tuple[Mix, Placed]],
+    candidates: Sequence[Candidate],
     switch_s: float,
     improved: int,
 ) -> list[Option]:
     """Return the options, with few requests dealt one by one; the best ones are improved."""
-    here, tried = pool.placed, []
-    for mix, placed in candidates:
-        names = tuple(placed)
-        place_of = {name: index for index, name in enumerate(names)}
-        same = [name if here.get(name) == placed.get(name) else "" for name in here]
-        stays = np.array([*(place_of.get(name, -1) for name in same), -1])[pool.at]
-        stays = np.where(pool.work.computes > 0, -1, stays)
-        delay_s = np.array([0.0 if name in same else switch_s for name in names])
-        dealer = Dealer(pool.work, compute, tuple(placed.values()), stays, delay_s)
-        tried.append((dealer.timed(dealer.deal()), dealer, mix, placed))
-    tried.sort(key=lambda each: each[0].total_s)
+    layouts = list(dict.fromkeys(kind.layout for placed in candidates for kind in placed.kinds))
+    dealer = Dealer(pool.work, compute, layouts)
+    mixes = [_instances(pool, placed, layouts, switch_s) for placed in candidates]
+    times = dealer.timed(mixes, dealer.deals(mixes)) if mixes else []
+    tried = sorted(zip(times, mixes, candidates, strict=True), key=lambda each: each[0].total_s)
+    best = [(dealer.improved(mix, dealt.at), mix) for dealt, mix, _ in tried[:improved]]
+    better = dealer.timed([mix for _, mix in best], [at for at, _ in best]) if best else []
     found = []
-    for rank, (dealt, dealer, mix, placed) in enumerate(tried):
-        better = dealer.timed(dealer.improved(dealt.at)) if rank < improved else dealt
-        names = tuple(placed)
-        kinds = tuple(_kind(one_of(part), placed, here) for part in mix)
-        found.append(
-            Option(mix, kinds, 0, better.work_s, better.total_s, placed == here,
-                   tuple(names[index] for index in better.at))
-        )  # fmt: skip
+    for dealt, (_, mix, placed) in zip(
+        [*better, *(dealt for dealt, *_ in tried[improved:])], tried, strict=True
+    ):
+        number = mix.number[dealt.at]
+        found.append(Option(placed, placed.kinds, 0, dealt.work_s, dealt.total_s, number))
     return found
 
 
-def _kind(layout: Layout, placed: Placed, here: Placed) -> Kind:
-    names = tuple(name for name, each in placed.items() if each == layout)
-    return Kind(layout, names, frozenset(name for name in names if here.get(name) == layout))
+def _instances(
+    pool: Pool, placed: Candidate, layouts: Sequence[Layout], switch_s: float
+) -> Instances:
+    """Return the instances of a mix that few requests may go to."""
+    number = np.full(len(pool.instances) + 1, -1)  # the last of them answers for -1, nowhere
+    kept = np.flatnonzero(placed.there >= 0)
+    number[placed.there[kept]] = kept
+    stays = np.where(pool.work.computes > 0, -1, number[pool.at])
+    kinds = np.array([layouts.index(kind.layout) for kind in placed.kinds])
+    delay_s = np.where(placed.there >= 0, 0.0, switch_s)
+    return Instances.of(kinds[placed.kind], delay_s, stays)
 
 
 class _Table:
     """Times of all kinds and numbers of instances on all shares of the open requests."""
 
-    def __init__(self, pool: Pool, compute: Compute, counts: Mapping[Layout, set[int]]) -> None:
+    def __init__(self, pool: Pool, compute: Compute, candidates: Sequence[Candidate]) -> None:
+        counts: dict[Layout, set[int]] = {}
+        for kind in (kind for placed in candidates for kind in placed.kinds):
+            counts.setdefault(kind.layout, set()).add(kind.count)
         self.given: Shares = shares(pool.work, cuts_of(len(pool.work)))
         self._nobody = self.given.count.sum(axis=1) == 0
         self._costs: dict[Layout, Costs] = {layout: compute.costs(layout) for layout in counts}
@@ -194,13 +154,11 @@ class _Table:
             for layout, costs in self._costs.items()
         }
         running = pool.at[(pool.work.computes == 0) & (pool.at >= 0)]
-        seated = np.bincount(running, minlength=len(pool.instances))
-        self._running = {i.name: int(n) for i, n in zip(pool.instances, seated, strict=True)}
+        self._seated = np.bincount(running, minlength=len(pool.instances))
 
-    def option(self, mix: Mix, placed: Placed, here: Placed, switch_s: float) -> Option:
+    def option(self, placed: Candidate, switch_s: float) -> Option:
         """Return the option with the cut that is best."""
-        by_pace = sorted(map(one_of, mix), key=self._pace_s.__getitem__)
-        kinds = [_kind(layout, placed, here) for layout in by_pace]
+        kinds = sorted(placed.kinds, key=lambda kind: self._pace_s[kind.layout])
         timed = [self._times_s(kind, switch_s) for kind in kinds]
         cuts = len(self.given.cuts)
         if len(kinds) == 1:
@@ -210,22 +168,19 @@ class _Table:
             work = np.maximum(fast[:cuts], slow[cuts:])
             total = np.maximum(fast_total[:cuts], slow_total[cuts:])
             best = int(np.argmin(total))
-        is_kept = placed == here
-        return Option(
-            mix, tuple(kinds), int(self.given.cuts[best]), float(work[best]), float(total[best]),
-            is_kept,
-        )  # fmt: skip
+        cut = int(self.given.cuts[best])
+        return Option(placed, tuple(kinds), cut, float(work[best]), float(total[best]))
 
     def _times_s(self, kind: Kind, switch_s: float) -> tuple[Floats, Floats]:
         """Return the time of every share on these instances, (R,): of the work, and in all.
 
         Of the requests that run, as many stay where they are as run on instances that are kept.
         """
-        costs, count = self._costs[kind.layout], len(kind.names)
-        seated = sum(self._running.values())
-        stay = sum(self._running[name] for name in kind.kept) / seated if seated else 1.0
+        costs, count = self._costs[kind.layout], kind.count
+        kept, seated = kind.there[kind.there >= 0], int(self._seated.sum())
+        stay = int(self._seated[kept].sum()) / seated if seated else 1.0
         work = self._work_s[kind.layout, count] + compute_s(costs, self.given.first) / count
-        changed = switch_s if len(kind.kept) < count else 0.0
+        changed = switch_s if len(kept) < count else 0.0
         moved_s = compute_s(costs, self.given.moved) / count * (1 - stay)
         return work, np.where(self._nobody, 0.0, work + moved_s + changed)
 
@@ -233,37 +188,3 @@ class _Table:
 def soonest(option: Option) -> tuple[float, bool, int]:
     """Of equals what is there goes first, then the mix of fewer kinds."""
     return option.total_s, not option.kept, len(option.mix)
-
-
-def _placed(mix: Mix, gpus_of: Mapping[str, int]) -> Placed:
-    return {each.name: each.layout for several in place(mix, gpus_of).values() for each in several}
-
-
-def one_of(layout: Layout) -> Layout:
-    """Return the layout of one instance."""
-    return _times(layout, 1)
-
-
-def _times(layout: Layout, instances: int) -> Layout:
-    return Layout(instances, layout.tp, layout.pp, layout.ep, layout.dp)
-
-
-def _left(gpus_of: Mapping[str, int], before: Sequence[Layout], kind: Layout) -> list[int]:
-    """Return how many instances each node has room for behind others; none if those do not fit."""
-    free = list(gpus_of.values())
-    for layout in before:
-        left = layout.instances
-        for node, gpus in enumerate(free):
-            here = min(left, gpus // layout.gpus_per_instance)
-            left -= here
-            free[node] -= here * layout.gpus_per_instance
-        if left:
-            return []
-    return [gpus // kind.gpus_per_instance for gpus in free]
-
-
-def _spaced(most: int) -> list[int]:
-    """Return numbers from 1 to `most`, all of them or few that grow."""
-    if most <= COUNTS:
-        return list(range(1, most + 1))
-    return sorted({round(float(x)) for x in np.geomspace(1, most, COUNTS)})

@@ -6,11 +6,12 @@ several sets that are equally likely, and takes what is best on average. Seconds
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean
 
-from harness.model.layout import Layout, Mix
+from harness.model.layout import Mix
 from harness.scheduling.compute import Compute
 from harness.scheduling.courses import (
     Coming,
@@ -22,6 +23,7 @@ from harness.scheduling.courses import (
     staying,
 )
 from harness.scheduling.mixes import IMPROVED, Option, Pool, options
+from harness.scheduling.placing import Candidate, Ground
 from harness.scheduling.view import Settings
 
 
@@ -40,8 +42,11 @@ class Case:
 
     def option(self, like: Option) -> Option | None:
         """Return its option for the same change."""
-        same = (each for each in self.found if each.mix == like.mix and each.kept == like.kept)
-        return next(same, None)
+        return self._by_place.get(like.placed)
+
+    @cached_property
+    def _by_place(self) -> dict[Candidate, Option]:
+        return {option.placed: option for option in self.found}
 
 
 @dataclass(frozen=True)
@@ -92,15 +97,15 @@ class Outlook:
 def outlook(
     pools: Sequence[Pool],
     compute: Compute,
-    kinds: Sequence[Layout],
-    gpus_of: Mapping[str, int],
+    ground: Ground,
     settings: Settings,
 ) -> Outlook:
     """Look at all pools, which differ in the lengths of requests only; the first is typical."""
+    candidates = ground.candidates(pools[0].instances, three=pools[0].few)
     cases: list[Case] = []
     for pool in pools:
         improved = 0 if cases else IMPROVED
-        found = options(pool, compute, kinds, gpus_of, settings.switch_s, improved=improved)
+        found = options(pool, compute, candidates, settings.switch_s, improved=improved)
         found = retimed(pool, found, compute)
         stay = staying(pool, found, compute, settings) if found else None
         if not cases or (found and (stay is None) == (cases[0].stay is None)):

@@ -40,8 +40,9 @@ from harness.scheduling.courses import (
     dealt,
 )
 from harness.scheduling.forecast import Forecast
-from harness.scheduling.mixes import Kind, Option, Pool, one_of
+from harness.scheduling.mixes import Option, Pool
 from harness.scheduling.outlook import Outlook, outlook
+from harness.scheduling.placing import Ground, Kind, one_of
 from harness.scheduling.pooled import Open
 from harness.scheduling.turns import later_tokens
 from harness.scheduling.view import Ints, Plan, Settings, View
@@ -78,10 +79,11 @@ def plan(
         return Plan(None, "a switch is under way" if len(pool.work) else "nothing is open", 0.0)
     several = layouts or compute.layouts(max(view.gpus_of.values(), default=0))
     kinds = tuple(dict.fromkeys(map(one_of, several)))
-    ahead = outlook(pools, compute, kinds, view.gpus_of, settings)
+    ground = Ground(view.gpus_of, kinds)
+    ahead = outlook(pools, compute, ground, settings)
     if not ahead.found:
         return Plan(None, _nothing_fits(pool, kinds, view), 0.0)
-    then = replace(_then(view, pools, compute, kinds, settings), begins=must)
+    then = replace(_then(view, pools, compute, ground, settings), begins=must)
     found = sorted(ahead.found, key=lambda option: option.total_s + then.loses_s(option.mix))
     stay = ahead.stay
     kept = next((option for option in found if option.kept), None)
@@ -140,12 +142,16 @@ def _pools(view: View, forecast: Forecast) -> list[Pool]:
 
 
 def _then(
-    view: View, pools: Sequence[Pool], compute: Compute, kinds: Sequence[Layout], settings: Settings
+    view: View,
+    pools: Sequence[Pool],
+    compute: Compute,
+    ground: Ground,
+    settings: Settings,
 ) -> Coming:
     """Return what the next batches take, where they are not what is planned for."""
     if not len(view.requests):
         return NOBODY
-    return coming(view, [each.work.remaining for each in pools], compute, kinds, settings)
+    return coming(view, [each.work.remaining for each in pools], compute, ground, settings)
 
 
 def _saved_s(option: Option, stay: Course, then: Coming) -> float:
@@ -330,14 +336,20 @@ def _assigned(view: View, pool: Pool, option: Option | None) -> dict[str, str]:
     Whoever runs on a kept instance of its kind stays; the others go where there are fewest. As
     long as nothing changes, only queued requests are told where to go.
     """
-    if option is None or (len(option.kinds) == 1 and (option.kept or not option.dealt)):
+    if option is None or (len(option.kinds) == 1 and (option.kept or option.dealt is None)):
         return {}
-    assigned = dict(zip(view.requests.ids, option.dealt, strict=False))  # who comes has no id yet
-    if not option.dealt:
-        fast, slow = option.kinds
+    names = option.placed.names
+    if option.dealt is not None:  # who comes has no id yet
+        given = [names[number] for number in option.dealt.tolist()]
+        assigned = dict(zip(view.requests.ids, given, strict=False))
+    else:
+        assigned, (fast, slow) = {}, option.kinds
         order = np.argsort(-pool.work.expected, kind="stable")
-        for kind, rows in ((fast, order[: option.cut]), (slow, order[option.cut :])):
-            _deal(view, pool, kind, rows, assigned)
+        for kind, part in ((fast, order[: option.cut]), (slow, order[option.cut :])):
+            rows = part[part < len(view.requests)]
+            numbers = _dealt(pool, kind, rows).tolist()
+            for row, number in zip(rows.tolist(), numbers, strict=True):
+                assigned[view.requests.ids[row]] = names[number]
     if not option.kept:
         return assigned
     return {
@@ -345,15 +357,14 @@ def _assigned(view: View, pool: Pool, option: Option | None) -> dict[str, str]:
     }
 
 
-def _deal(view: View, pool: Pool, kind: Kind, rows: Ints, assigned: dict[str, str]) -> None:
-    """Give each of these rows, the longest first, an instance of this kind."""
-    index = {name: place for place, name in enumerate(kind.names)}
-    kept = [index[each.name] if each.name in kind.kept else -1 for each in pool.instances]
-    rows = rows[rows < len(view.requests)]
-    at = np.array([*kept, -1])[pool.at[rows]]
+def _dealt(pool: Pool, kind: Kind, rows: Ints) -> Ints:
+    """Give each of these rows, the longest first, an instance of this kind; return its number."""
+    is_kept = kind.there >= 0
+    kept = np.full(len(pool.instances) + 1, -1)
+    kept[kind.there[is_kept]] = np.flatnonzero(is_kept)
+    at = kept[pool.at[rows]]
     homeless = (at < 0) | (pool.work.computes[rows] > 0)
-    counts = np.bincount(at[~homeless], minlength=len(index))
-    at[homeless] = dealt(counts, np.ones(len(index), np.int64), int(homeless.sum()))
-    ids = view.requests.ids
-    for row, place in zip(rows.tolist(), at.tolist(), strict=True):
-        assigned[ids[row]] = kind.names[place]
+    counts = np.bincount(at[~homeless], minlength=kind.count)
+    at[homeless] = dealt(counts, np.ones(kind.count, np.int64), int(homeless.sum()))
+    numbers: Ints = kind.at[at]
+    return numbers
