@@ -16,7 +16,7 @@ SILENCE_INTERVALS = 3
 """A silence longer than this many intervals is a gap; as agents have it."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Stream:
     """The beacons of one uplink since they were started. Equal only to itself."""
 
@@ -33,7 +33,7 @@ class Stream:
         return self.begin_ns + number * self.interval_ns
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Span:
     """Light of a stream arrives from `begin_ns` on, and not any more at `end_ns`."""
 

@@ -98,10 +98,11 @@ class Ways:
         """Return from which NIC to which the equal parts of a flow go."""
         sends = self._topology.nodes[flow.source].nics
         gets = self._topology.nodes[flow.target].nics
-        if flow.nic is None and len(sends) == len(gets):
+        if flow.nic is not None:
+            return [(sends[flow.nic * len(sends) // len(gets)], gets[flow.nic])]
+        if len(sends) == len(gets):
             return list(zip(sends, gets, strict=True))
-        numbers = range(len(sends)) if flow.nic is None else (flow.nic,)
-        return [(sends[k], gets[k * len(gets) // len(sends)]) for k in numbers]
+        return [(nic, gets[k * len(gets) // len(sends)]) for k, nic in enumerate(sends)]
 
     def path(self, source: Nic, target: Nic) -> Path:
         """Return the links from a NIC to another one."""

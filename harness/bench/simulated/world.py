@@ -32,7 +32,7 @@ class Flow(NamedTuple):
     target: str
     bytes: float
     nic: int | None = None
-    """Both ends' rail: between rails nothing goes without the far end's own rail."""
+    """The target's NIC of that number, from the source's beside it: nothing changes rails."""
 
 
 class Network(Protocol):
