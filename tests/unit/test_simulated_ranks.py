@@ -126,6 +126,18 @@ def test_a_node_that_never_comes_is_not_waited_for_for_ever() -> None:
     virtually(test())
 
 
+def test_ranks_that_never_met_leave_nothing_to_those_after_them() -> None:
+    async def test() -> None:
+        pool = Pool(world(2))
+        await ask(pool.nodes[0], pool.start(0, pool.groups(), NCCL_DEBUG="WARN"))
+        groups = structs.replace(pool.groups(), world_size=1)  # other ranks, with other variables
+        ready = await ask(pool.nodes[0], pool.start(0, groups, NCCL_DEBUG="INFO"))
+        assert isinstance(ready, RanksReady)
+        assert ready.effective_env == {"NCCL_DEBUG": "INFO"}
+
+    virtually(test())
+
+
 # -- collectives -----------------------------------------------------------------------------------
 
 

@@ -101,16 +101,17 @@ class Ranks:
         if self._here:
             here = ", ".join(map(str, self._here))
             raise _Failed("Busy", f"ranks {here} are here already: stop them first")
+        company = Company.of(self._world, asked)
         self._here = asked.ranks
         try:
             async with self._limit("start_ranks", asked.groups.timeout_ns):
-                company = Company.of(self._world, asked)
                 await self._world.takes(self._world.figures.generation.processes_s)
                 await company.muster.join(self._node, asked.ranks)
                 self._company = company
                 return await self._made(company, asked.groups)
         except BaseException:
             self.close()
+            company.disband()
             raise
 
     async def _on_make(self, asked: MakeGroups) -> Message:

@@ -113,15 +113,17 @@ class Training:
             raise UsageError('nothing is learned on a simulated bench: ask for mode = "paced"')
         if self._open is not None:
             raise Busy("training is open on this node: close it first")
+        crew = Crew.of(self._world, asked)
         self._open = asked
         try:
-            crew = Crew.of(self._world, asked)
             async with in_time(self._world.clock, asked.timeout_ns):
                 await self._world.takes(self._world.figures.generation.processes_s)
                 await crew.muster.join(self._node, asked.ranks)
         except TimeoutError:
+            crew.disband()
             return self._expired(asked)
         except BaseException:
+            crew.disband()
             self.close()
             raise
         self._crew = crew
