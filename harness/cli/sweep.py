@@ -84,7 +84,7 @@ def sweep(
     harness sweep scenarios/sweeps/performance-cost.toml --on 'slurm://cpu?tasks=32'
     """
     asked, folder = load_sweep(file), Folder(out or HOME / file.stem)
-    cells, price = cells_of(asked), price_by(asked.prices, asked.power)
+    cells, price = cells_of(asked, file), price_by(asked.prices, asked.power)
     if on is not None and on.startswith("slurm://"):
         return _submit(file, folder, on, asked, shard)
     executor = _executor(on, jobs, folder)
@@ -199,6 +199,8 @@ class Telling:
             self._bar = _bar(self._stream)
             self._bar.start()
             self._bar.add_task("points", total=None)
+        times = self._asked.calibration or f"the one that {self._asked.bench} names"
+        self._line(f"simulated: times are those of a calibration, {times}")
         return self
 
     def __exit__(self, *_: object) -> None:

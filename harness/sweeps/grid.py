@@ -11,7 +11,9 @@ from itertools import product
 from pathlib import Path
 
 from harness.errors import BadFile, NothingRan
+from harness.model.bench import Generated
 from harness.model.load import load_scenario, load_workload
+from harness.model.schema import examine
 from harness.model.workload import TraceWorkload
 from harness.sweeps.arm import with_arm
 from harness.sweeps.bench import file_tables
@@ -31,11 +33,11 @@ class Cell:
     points: tuple[Point, ...]
 
 
-def cells_of(sweep: Sweep) -> tuple[Cell, ...]:
+def cells_of(sweep: Sweep, path: str | Path = "sweep") -> tuple[Cell, ...]:
     """Return all cells, in order.
 
-    Raises `BadFile` for a file that the sweep names and that is no good, and `NothingRan` where no
-    combination is left.
+    Raises `BadFile` for a file that the sweep names and that is no good, or naming `path`, the
+    sweep's own, for values that no bench has; and `NothingRan` where no combination is left.
     """
     files, version = files_of(sweep), our_version()
     cells = tuple(
@@ -46,7 +48,22 @@ def cells_of(sweep: Sweep) -> tuple[Cell, ...]:
     )
     if not cells:
         raise NothingRan("the rules [[only]] and [[skip]] leave no combination to make")
+    if problems := list(_mistaken(sweep, cells)):
+        raise BadFile(str(path), problems)
     return cells
+
+
+def _mistaken(sweep: Sweep, cells: Iterable[Cell]) -> Iterator[str]:
+    """Yield what no bench could have, by its type or word alone: a mistake in the sweep's file.
+
+    What cannot be for other reasons, as GPUs that cannot be dealt, is a failure of its point.
+    """
+    stated, _ = file_tables(sweep.bench)
+    found = dict[str, str]()
+    for cell in cells:
+        for problem in examine({**stated, **cell.points[0].values}, Generated)[1]:
+            found.setdefault(problem, cell.design)
+    return (f"designs.{design}: {problem}" for problem, design in found.items())
 
 
 def points_of(cells: Iterable[Cell]) -> list[Point]:

@@ -232,9 +232,21 @@ def test_a_value_that_a_bench_refuses_is_refused_with_the_benchs_words(tmp_path:
     point = cells_of(study(tmp_path, ("gpus = 64", "gpus = 60")))[0].points[0]
     with pytest.raises(BadFile, match=r"generated\.gpus: 60"):
         bench_of(point)
-    point = cells_of(study(tmp_path, ("gpus = 64", 'gpus = "many"')))[0].points[0]
-    with pytest.raises(BadFile, match=r"generated\.gpus: expected a whole number, found text"):
-        bench_of(point)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("gpus = 64", 'gpus = "many"', "designs.fat-tree: gpus: expected a whole number, found te"),
+        ("= [100, 400]", '= [100, "x"]', "designs.fat-tree: link_gbit_per_s: expected a number"),
+        ('"rfabric" }', '"rfabrick" }', "designs.RFabric: fabric: 'rfabrick' is not one of .*mean"),
+    ],
+)
+def test_a_value_that_no_bench_has_is_refused_before_anything_is_made(
+    tmp_path: Path, old: str, new: str, told: str
+) -> None:
+    with pytest.raises(BadFile, match=f"study.toml: {told}"):
+        cells_of(study(tmp_path, (old, new)), "study.toml")
 
 
 def test_values_go_over_the_table_of_a_bench_file(tmp_path: Path) -> None:
