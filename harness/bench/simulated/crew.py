@@ -25,7 +25,7 @@ from harness.model.training.shards import WORD_BYTES, layer_words, shard_of, wei
 from harness.model.training.step import Step, step_of
 from harness.model.training.trainer import flops_per_s, profile_of
 from harness.wire.generation import Span
-from harness.wire.training import OpenTraining, PhaseHappened, Trained
+from harness.wire.training import OpenTraining, PhaseHappened, Sample, Trained
 
 T = TypeVar("T")
 
@@ -54,6 +54,7 @@ class Crew:
         self._interconnect = interconnect_of(world, self.profile.gpu.name)
         self._layers = layer_words(self.profile.shape, spec.bytes_scale)
         self._planned: tuple[tuple[int, ...], Step] | None = None
+        self._lengths: tuple[tuple[Sample, ...], tuple[int, ...]] | None = None
         self._teams: dict[Members, list[Team]] = {}
         self._version = 0
         """Of the step under way."""
@@ -104,10 +105,18 @@ class Crew:
 
     # -- a step ---------------------------------------------------------------------------------
 
+    def lengths(self, samples: tuple[Sample, ...]) -> tuple[int, ...]:
+        """Return the tokens of each sample; all nodes are asked with the same ones."""
+        if self._lengths is None or self._lengths[0] is not samples:
+            tokens = tuple(sample.prompt_tokens + sample.response_tokens for sample in samples)
+            self._lengths = samples, tokens
+        return self._lengths[1]
+
     def plan(self, tokens: Sequence[int]) -> Step:
         """Return the step on samples of these lengths."""
         lengths = tuple(tokens)
-        if self._planned is None or self._planned[0] != lengths:
+        known = self._planned and self._planned[0]
+        if self._planned is None or (known is not lengths and known != lengths):
             self._planned = lengths, step_of(self.spec, self.profile, lengths)
         return self._planned[1]
 

@@ -158,7 +158,7 @@ class Training:
         return known.result()
 
     async def _step(self, crew: Crew, asked: TrainStep) -> Trained:
-        tokens = [sample.prompt_tokens + sample.response_tokens for sample in asked.samples]
+        tokens = crew.lengths(asked.samples)
         took = await crew.step(asked.version, tokens)
         self._version = asked.version + 1
         return crew.trained(self._node, asked.version, tokens, took)
