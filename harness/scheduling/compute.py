@@ -61,7 +61,8 @@ class Costs:
 class Drain:
     """How one instance works off its requests: when each begins and ends, in steps and seconds.
 
-    Arrays of requests in their order; `steps` and `time_s` are the curve from step to time.
+    Arrays of requests in their order; `steps` and `time_s` are the curve from step to time. Of
+    several instances that have as many requests: (instances, requests).
     """
 
     starts: Floats
@@ -76,7 +77,16 @@ class Drain:
 
     def left(self, at_s: float) -> Floats:
         """Return what each still has to produce `at_s` from the beginning, in tokens."""
-        step = np.interp(at_s, self.time_s, self.steps) if len(self.steps) else 0.0
+        time_s, steps = self.time_s, self.steps
+        if not time_s.size:
+            return np.asarray(self.ends - self.starts)
+        before = np.maximum((time_s <= at_s).sum(axis=-1, keepdims=True) - 1, 0)
+        after = np.minimum(before + 1, time_s.shape[-1] - 1)
+        begin_s, end_s = (np.take_along_axis(time_s, which, -1) for which in (before, after))
+        first, last = (np.take_along_axis(steps, which, -1) for which in (before, after))
+        within = (at_s > begin_s) & (end_s > begin_s)
+        pace = np.divide(last - first, end_s - begin_s, out=np.zeros(first.shape), where=within)
+        step = first + np.where(within, pace * (at_s - begin_s), 0.0)
         return np.asarray(self.ends - np.clip(step, self.starts, self.ends))
 
 
@@ -188,19 +198,34 @@ class Compute:
         self, layout: Layout, remaining: Floats, context: Floats, prefill: Floats, later: Floats
     ) -> Floats:
         """Return it for many sets of as many requests at once: (sets, requests) -> (sets,)."""
-        costs = self.costs(layout)
+        columns = (remaining, context, prefill, later)
         lasts_s = np.full(len(remaining), np.inf)
-        possible = (context + remaining).max(axis=1) <= costs.kv_capacity_tokens
-        at_once = possible & fits_at_once(costs, self.sequences_max, remaining, context)
-        lengths, held = remaining[at_once], context[at_once]
-        paid_s = costs.prefill_s(prefill[at_once]), costs.prefill_s(later[at_once], held)
-        starts = _seated(lengths, self.sequences_max)
-        lasts_s[at_once] = _times_s(costs, starts, starts + lengths, held, paid_s)[1][:, -1]
-        crowds = np.stack([remaining, context, prefill, later], axis=1)[possible & ~at_once]
+        possible = (context + remaining).max(axis=1) <= self.costs(layout).kv_capacity_tokens
+        at_once = self.fits_at_once(layout, remaining, context)
+        lasts_s[at_once] = self.drains(layout, *(each[at_once] for each in columns)).time_s[:, -1]
+        crowds = np.stack(columns, axis=1)[possible & ~at_once]
         unlike, which = np.unique(crowds, axis=0, return_inverse=True)
-        each_s = np.array([self.makespan_s(layout, *columns) for columns in unlike])
+        each_s = np.array([self.makespan_s(layout, *crowd) for crowd in unlike])
         lasts_s[possible & ~at_once] = each_s[which]
         return lasts_s
+
+    def fits_at_once(self, layout: Layout, remaining: Floats, context: Floats) -> NDArray[np.bool_]:
+        """Whether KV holds sets of requests, each alone and together, whatever their order.
+
+        (sets, requests) -> (sets,).
+        """
+        costs = self.costs(layout)
+        possible = (context + remaining).max(axis=1) <= costs.kv_capacity_tokens
+        together = _fits_at_once(costs, self.sequences_max, remaining, context)
+        return np.asarray(possible & together)
+
+    def drains(
+        self, layout: Layout, remaining: Floats, context: Floats, prefill: Floats, later: Floats
+    ) -> Drain:
+        """Return how instances work off a set of requests each that fit at once; see `drain`."""
+        costs = self.costs(layout)
+        paid_s = costs.prefill_s(prefill), costs.prefill_s(later, context)
+        return _timed(costs, _seated(remaining, self.sequences_max), remaining, context, paid_s)
 
     def drain(
         self,
@@ -221,16 +246,13 @@ class Compute:
             return Drain(np.zeros(count), lengths, *never)
         first_s = np.broadcast_to(costs.prefill_s(np.asarray(prefill, np.float64)), count)
         later_s = np.broadcast_to(costs.prefill_s(np.asarray(later, np.float64), held), count)
-        if not fits_at_once(costs, self.sequences_max, lengths, held):
+        if not _fits_at_once(costs, self.sequences_max, lengths, held):
             return Drain(*crowded(costs, self.sequences_max, lengths, held, (first_s, later_s)))
         starts = _seated(lengths, self.sequences_max)
-        ends = starts + lengths
-        steps, time_s = _times_s(costs, starts, ends, held, (first_s, later_s))
-        rising = np.concatenate([[0.0], steps[1:], steps[-1:]])
-        return Drain(starts, ends, rising, np.concatenate([[0.0], time_s]))
+        return _timed(costs, starts, lengths, held, (first_s, later_s))
 
 
-def fits_at_once(
+def _fits_at_once(
     costs: Costs, sequences_max: int, remaining: Floats, context: Floats
 ) -> NDArray[np.bool_]:
     """Whether KV holds these requests together, as many as have seats, whatever their order.
@@ -267,14 +289,14 @@ def _seated(remaining: Floats, seats: int) -> Floats:
     return starts
 
 
-def _times_s(
-    costs: Costs, starts: Floats, ends: Floats, context: Floats, prefill_s: tuple[Floats, Floats]
-) -> tuple[Floats, Floats]:
+def _timed(
+    costs: Costs, starts: Floats, lengths: Floats, context: Floats, prefill_s: tuple[Floats, Floats]
+) -> Drain:
     """Add up the steps between what changes the batch: of one set of requests, or of each of many.
 
-    Return these moments in steps, rising, and when each is over: (..., 2 * requests). Prefill is
-    paid as a request begins, and that of its later turns evenly while it decodes.
+    Prefill is paid as a request begins, and that of its later turns evenly while it decodes.
     """
+    ends = starts + lengths
     first_s, later_s = prefill_s
     count = starts.shape[-1]
     moments = np.concatenate([starts, ends], axis=-1)
@@ -294,7 +316,10 @@ def _times_s(
     each_s = later_s / np.maximum(ends - starts, 1.0)
     beside_s = np.cumsum(sign * both(each_s, each_s), axis=-1)
     step_s = costs.step_s(batch, kv_tokens) + np.maximum(beside_s, 0.0)
-    return steps, np.cumsum(width * step_s, axis=-1) + np.cumsum(paid_s, axis=-1)
+    before_s = np.cumsum(width * step_s, axis=-1) + np.cumsum(paid_s, axis=-1)
+    begin = np.zeros((*steps.shape[:-1], 1))
+    rising = np.concatenate([begin, steps[..., 1:], steps[..., -1:]], axis=-1)
+    return Drain(starts, ends, rising, np.concatenate([begin, before_s], axis=-1))
 
 
 def _tabulated(

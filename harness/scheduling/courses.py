@@ -13,11 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.model.layout import Layout, Mix
-from harness.scheduling.compute import Compute, Drain
+from harness.scheduling.compute import Compute
 from harness.scheduling.dealing import FEW
+from harness.scheduling.following import Followed, follow, left
 from harness.scheduling.mixes import Option, Pool, soonest
-from harness.scheduling.pooled import Open, compute_s, shares, work_s
-from harness.scheduling.view import Floats, Ints, Settings
+from harness.scheduling.pooled import compute_s, shares, work_s
+from harness.scheduling.view import Ints, Settings
 
 FOLLOWED_MAX = 1024
 """Of more requests than that, none is followed to tell what an option takes."""
@@ -26,25 +27,6 @@ TIGHT = 1.2
 RETIMED_MAX = 12
 ENDED = (0.1, 0.3, 0.55, 0.75, 0.9, 0.96, 0.985)
 """Shares of the requests after whose end a later switch is looked at."""
-
-
-class Followed(NamedTuple):
-    """So many `instances` that work alike, from `after_s` on: the rows of one, and how it goes."""
-
-    drain: Drain
-    context: Floats
-    computes: Floats
-    later: Floats
-    instances: int = 1
-    after_s: float = 0.0
-
-    @property
-    def ends_s(self) -> Floats:
-        """When each of its requests ends."""
-        drain = self.drain
-        if not len(drain.ends):
-            return np.zeros(0)
-        return self.after_s + np.interp(drain.ends, drain.steps, drain.time_s)
 
 
 @dataclass(frozen=True)
@@ -86,13 +68,11 @@ def _as_placed(pool: Pool, compute: Compute) -> Course:
     counts = np.bincount(at[~queued], minlength=len(sizes))
     at[queued] = dealt(counts, sizes, int(queued.sum()))
     order = np.lexsort((np.arange(len(at)), pool.work.computes > 0, at))
-    edges = np.searchsorted(at[order], np.arange(len(sizes) + 1))
-    followed = tuple(
-        _follow(pool.work, order[edges[i] : edges[i + 1]], each.layout, compute)
-        for i, each in enumerate(pool.instances)
-        if edges[i] < edges[i + 1]
-    )
-    return Course(max(each.drain.lasts_s for each in followed), followed, pool.mix)
+    edges = np.searchsorted(at[order], np.arange(1, len(sizes)))
+    layouts = [each.layout for each in pool.instances]
+    sets = list(zip(layouts, np.split(order, edges), strict=True))
+    followed = follow(pool.work, sets, compute)
+    return Course(max(each.lasts_s for each in followed), followed, pool.mix)
 
 
 def dealt(counts: Ints, sizes: Ints, more: int) -> Ints:
@@ -165,22 +145,23 @@ class Later(NamedTuple):
 
 def course_of(pool: Pool, option: Option, compute: Compute) -> Course:
     """Follow an option: every instance, or of each kind the one that has the longest requests."""
-    work, followed = pool.work, []
+    work = pool.work
+    sets: list[tuple[Layout, Ints]] = []
     if option.dealt is not None:
         for kind in option.kinds:
-            for number in np.intersect1d(kind.at, option.dealt):
-                rows = np.flatnonzero(option.dealt == number)
-                one = _follow(work, rows, kind.layout, compute)
-                followed.append(one._replace(after_s=option.cost_s))
-        return Course(option.total_s, tuple(followed), option.mix)
+            numbers = np.intersect1d(kind.at, option.dealt)
+            sets += [(kind.layout, np.flatnonzero(option.dealt == number)) for number in numbers]
+        return Course(option.total_s, follow(work, sets, compute, option.cost_s), option.mix)
     order = np.argsort(-work.expected, kind="stable")
     parts = [order] if len(option.kinds) == 1 else [order[: option.cut], order[option.cut :]]
     for kind, part in zip(option.kinds, parts, strict=True):
         dealt = part[np.argsort(-work.remaining[part], kind="stable")][:: kind.count]
-        rows = dealt[np.lexsort((dealt, work.computes[dealt] > 0))]
-        one = _follow(work, rows, kind.layout, compute)
-        followed.append(one._replace(instances=kind.count, after_s=option.cost_s))
-    return Course(option.total_s, tuple(followed), option.mix)
+        sets.append((kind.layout, dealt[np.lexsort((dealt, work.computes[dealt] > 0))]))
+    followed = tuple(
+        replace(each, times=option.kinds[int(each.number[0])].count)
+        for each in follow(work, sets, compute, option.cost_s)
+    )
+    return Course(option.total_s, followed, option.mix)
 
 
 def retimed(pool: Pool, found: Sequence[Option], compute: Compute) -> list[Option]:
@@ -200,17 +181,11 @@ def retimed(pool: Pool, found: Sequence[Option], compute: Compute) -> list[Optio
         held = sum(part.instances * compute.kv_capacity_tokens(part) for part in option.mix)
         seats = compute.sequences_max * sum(part.instances for part in option.mix)
         if (most * TIGHT > held or len(work) > seats) and len(exact) < RETIMED_MAX:
-            ends_s = max(one.drain.lasts_s for one in course_of(pool, option, compute).followed)
+            ends_s = max(one.lasts_s for one in course_of(pool, option, compute).followed)
             exact.append(replace(option, work_s=ends_s, total_s=ends_s + option.cost_s))
         else:
             exact.append(option)
     return sorted(exact, key=soonest)
-
-
-def _follow(work: Open, rows: Ints, layout: Layout, compute: Compute) -> Followed:
-    context, computes, later = work.context[rows], work.computes[rows], work.later[rows]
-    drain = compute.drain(layout, work.remaining[rows], context, computes, later)
-    return Followed(drain, context, computes, later)
 
 
 def best_later(
@@ -222,16 +197,16 @@ def best_later(
 ) -> Later | None:
     """Return the best later switch on this course, to instances all alike."""
     targets = [mix[0] for mix in uniform if mix != course.mix]
-    ends_s = [np.repeat(each.ends_s, each.instances) for each in course.followed]
+    ends_s = [np.repeat(each.ends_s, each.times) for each in course.followed]
     found: list[Later] = []
     if not targets:
         return None
     earliest_s = max(each.after_s for each in course.followed)
     for at_s in np.unique(np.quantile(np.concatenate(ends_s), ENDED)):
-        left = _left(course, float(at_s))
-        if at_s <= earliest_s or not len(left):
+        remain = left(course.followed, float(at_s))
+        if at_s <= earliest_s or not len(remain):
             continue
-        given = shares(left, np.zeros(1, np.int64))
+        given = shares(remain, np.zeros(1, np.int64))
         for target in targets:
             costs, count = compute.costs(target), target.instances
             computing_s = compute_s(costs, given.first + given.moved)[1] / count
@@ -239,18 +214,5 @@ def best_later(
             ends = float(at_s + settings.switch_s + computing_s + working_s)
             mix = Mix((target,))
             next_s = ends + then.loses_s(mix)
-            found.append(Later(mix, float(at_s), round(left.count.sum()), ends, next_s))
+            found.append(Later(mix, float(at_s), round(remain.count.sum()), ends, next_s))
     return min(found, key=lambda later: later.next_s, default=None)
-
-
-def _left(course: Course, at_s: float) -> Open:
-    """Return what is still open on a course at a moment."""
-    columns = []
-    for drain, context, computes, later, instances, after_s in course.followed:
-        left, whole = drain.left(at_s - after_s), drain.ends - drain.starts
-        waiting = np.where(whole > left, 0.0, computes)
-        turns = later * left / np.maximum(whole, 1.0)
-        count = np.full(len(left), float(instances))
-        columns.append(np.stack([left, context + whole - left, waiting, count, turns])[:, left > 0])
-    left, context, computes, count, later = np.concatenate(columns, axis=1)
-    return Open(left, left, context, computes, count, later)
