@@ -46,7 +46,8 @@ class Progress:
         match document:
             case Start():
                 self._start_ns = document.t_ns
-                self._line(document.t_ns, f"run {document.run} on bench {document.bench}", "cyan")
+                run = f"run {document.run}" if document.run else "simulation"  # which has no name
+                self._line(document.t_ns, f"{run} on bench {document.bench}", "cyan")
                 for note in document.notes:
                     self._line(document.t_ns, note, "yellow")
             case Descriptor():

@@ -10,10 +10,15 @@ FEW = 16
 
 def few(names: Iterable[str], most: int = FEW) -> str:
     """Return names in the order in which people count: ``n2`` before ``n10``."""
-    ordered = sorted(names, key=_counted)
-    shown = ordered if len(ordered) <= most else ordered[: most // 2]
-    more = len(ordered) - len(shown)
-    return ", ".join(shown) + (f" and {more:,} more" if more else "")
+    return first(sorted(names, key=_counted), most, ", ")
+
+
+def first(texts: Iterable[str], most: int = FEW, between: str = "; ") -> str:
+    """Return texts in the order that they have."""
+    found = list(texts)
+    shown = found if len(found) <= most else found[: most // 2]
+    more = len(found) - len(shown)
+    return between.join(shown) + (f" and {more:,} more" if more else "")
 
 
 def _counted(name: str) -> list[tuple[str, int]]:

@@ -125,12 +125,15 @@ def with_engine(scenario: Scenario, engine: Engine, path: str | Path) -> Scenari
     if scenario.generation is None:
         raise UsageError(f"--engine {engine}: {path} has no table [generation]")
     generation = msgspec.structs.replace(scenario.generation, engine=engine)
-    problems = list(generation_problems(generation))
-    if scenario.training is not None:
-        problems += training_problems(scenario.training, generation)
+    asked = msgspec.structs.replace(scenario, generation=generation)
+    stars = filled(asked)
+    assert stars.generation is not None
+    problems = list(generation_problems(stars.generation))
+    if stars.training is not None:
+        problems += training_problems(stars.training, stars.generation)
     if problems:
         raise BadFile(str(path), [f"{problem} (--engine {engine})" for problem in problems])
-    return msgspec.structs.replace(scenario, generation=generation)
+    return asked
 
 
 def load_generation(

@@ -237,6 +237,13 @@ def test_more_prompts_by_gpu_than_can_be_held_are_refused(tmp_path: Path) -> Non
         load_generation(asked, nodes_are_here=True, bench=bench())
 
 
+def test_another_engine_takes_stars_as_the_file_does(tmp_path: Path) -> None:
+    path = written(tmp_path, ('layout = "4xTP1"', 'layout = "*xTP1"'))
+    changed = with_engine(load_scenario(path), "vllm", path).generation
+    assert changed
+    assert (changed.engine, changed.layout) == ("vllm", "*xTP1")
+
+
 def test_a_model_folder_must_be_here_only_where_the_nodes_are(tmp_path: Path) -> None:
     path = written(tmp_path, ('engine = "paced"', 'engine = "vllm"\nmodel = "weights"'))
     generation = load_scenario(path).generation

@@ -58,6 +58,23 @@ def test_what_a_reader_must_know_comes_first() -> None:
     ]
 
 
+def test_a_simulation_has_no_name_of_its_own() -> None:
+    start = Start(
+        schema=SCHEMA,
+        run="",
+        t_ns=0,
+        wall="",
+        world="simulated",
+        scenario="s",
+        bench="sim-64",
+        seed=0,
+        versions={},
+    )
+    stream = io.StringIO()
+    Progress(stream)(start)
+    assert stream.getvalue() == "   0.000 s  simulation on bench sim-64\n"
+
+
 def test_a_run_goes_on_when_who_watched_has_gone() -> None:
     class Gone(io.StringIO):
         writes = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from harness.model.layout import Layout, kv_capacity_tokens, parse_layout, weight_bytes_per_gpu
+from harness.model.listing import first
 from harness.model.placement import Instance, place
 from harness.model.profile import gpu_of
 from harness.model.replay import ReplayRequest
@@ -90,7 +91,7 @@ def _layouts(asked: GenerationAsked, scenario: Scenario) -> Iterator[Layout]:
 
 def placed_text(placed: dict[str, tuple[Instance, ...]]) -> str:
     """Write instances by node: ``g0 GPUs 0-1 and 2-3``."""
-    return "; ".join(
+    return first(
         f"{node} GPUs {' | '.join(one.name.removeprefix(f'{node}:') for one in instances)}"
         if instances
         else f"{node} idle"

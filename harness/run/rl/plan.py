@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from harness.model.bench import World
 from harness.model.layout import Mix
+from harness.model.listing import first
 from harness.model.placement import place
 from harness.model.scenario import Rl
 from harness.run.generation.asked import GenerationAsked
@@ -50,7 +51,7 @@ def trainer_of(asked: TrainingAsked, world: World) -> str:
 def tell_training(asked: TrainingAsked, world: World) -> Iterator[str]:
     """Yield the trainer, and which ranks are where."""
     yield f"train     {trainer_of(asked, world)}"
-    ranks = "; ".join(f"{node} {_ranks(numbers)}" for node, numbers in asked.ranks_of.items())
+    ranks = first(f"{node} {_ranks(numbers)}" for node, numbers in asked.ranks_of.items())
     yield f"  {asked.spec.degrees}: {ranks}"
 
 
@@ -97,9 +98,9 @@ def path_of(step: Rl, generation: GenerationAsked, training: TrainingAsked) -> s
     sources = sources_of(tuple(training.ranks_of), receivers, step.sync)
     edges = edges_of(sources, receivers, step.sync)
     if step.sync == "chain":
-        return " > ".join((*sources, *receivers))
+        return first((*sources, *receivers), between=" > ")
     senders = dict.fromkeys(sender for sender, _ in edges)
-    return "; ".join(f"{node} > {', '.join(children_of(node, edges))}" for node in senders)
+    return first(f"{node} > {', '.join(children_of(node, edges))}" for node in senders)
 
 
 def _does(policy: Policy, generation: GenerationAsked) -> Iterator[str]:
