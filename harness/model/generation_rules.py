@@ -81,6 +81,11 @@ def generation_problems(generation: Generation) -> Iterator[str]:
         ("kv_max_tokens", 0, TOKENS_MAX),
     ):
         yield from between(f"generation.{key}", getattr(generation, key), least, most)
+    if generation.engine == "paced" and generation.step_max_tokens <= generation.sequences_max:
+        yield (
+            f"generation.step_max_tokens: {generation.step_max_tokens} must exceed "
+            f"generation.sequences_max, {generation.sequences_max}: else a full batch never prefills"
+        )
     if not generation.temperature >= 0:
         yield "generation.temperature: expected 0 or more"
     if not generation.prompts_per_gpu >= 0:

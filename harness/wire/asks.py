@@ -14,6 +14,7 @@ from typing import Any
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import AgentLost, HarnessError, StepFailed
+from harness.model.listing import few, first
 from harness.wire.codec import kind_of
 from harness.wire.messages import Failure, Message
 
@@ -36,10 +37,10 @@ class CommandFailed(StepFailed):
         self.kind, self.failures = kind, dict(failures)
         self.ranks = tuple(sorted({r for f in failures.values() for r in f.ranks}))
         causes = {agent: f for agent, f in failures.items() if f.ranks} or self.failures
-        told = [_told(kind, agent, failure) for agent, failure in sorted(causes.items())]
-        if followed := sorted(failures.keys() - causes.keys()):
-            told.append(f"it failed then on {', '.join(followed)} too")
-        super().__init__("; ".join(told))
+        told = first(_told(kind, agent, failure) for agent, failure in sorted(causes.items()))
+        if followed := failures.keys() - causes.keys():
+            told += f"; it failed then on {few(followed)} too"
+        super().__init__(told)
 
 
 def _told(kind: str, agent: str, failure: Failure) -> str:

@@ -110,6 +110,7 @@ def test_a_scenario_that_generates_finds_its_files_beside_itself(tmp_path: Path)
         ('"work.toml"', '" "', "generation.workload: empty; name a workload file"),
         ('"work.toml"', '"scenario.toml"', "this is a scenario; a workload is expected here"),
         ("bytes_scale = 0.001", "bytes_scale = 0", "generation.bytes_scale: expected more than 0"),
+        ("bytes_scale = 0.001", "step_max_tokens = 10", "generation.step_max_tokens: 10 must exce"),
         ("bytes_scale = 0.001", "sequences_max = 0", "generation.sequences_max: expected 1 to"),
         ("bytes_scale = 0.001", "kv_max_tokens = -1", "generation.kv_max_tokens: expected 0 to"),
         ("enforce_eager = true", "seed = 1", "generation.vllm_options.seed: leave it out; the sce"),

@@ -77,3 +77,14 @@ def test_the_search_for_who_is_at_fault_has_an_end(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(asks, "CULPRIT_NS", 0)
     error = outcome(failed("n0", BROKEN), failed("n1", DIED))
     assert str(error) == "n0: run_collective failed: CollectiveBroken: connection reset by peer"
+
+
+def test_what_failed_on_hundreds_is_told_of_a_few() -> None:
+    failures = {f"n{i}": BROKEN for i in range(300)}
+    said = str(CommandFailed("train_step", failures))
+    assert said.startswith(
+        "n0: train_step failed: CollectiveBroken: connection reset by peer; n1: "
+    )
+    assert said.endswith(" and 292 more")
+    said = str(CommandFailed("train_step", failures | {"n7": DIED}))
+    assert said.endswith("it failed then on n0, n1, n2, n3, n4, n5, n6, n8 and 291 more too")
