@@ -15,7 +15,7 @@ from harness.model.layout import Layout
 from harness.scheduling.compute import Compute
 from harness.scheduling.courses import NOBODY, Coming, best_later, course_of, retimed
 from harness.scheduling.forecast import GOLDEN, forecast
-from harness.scheduling.mixes import Pool, options
+from harness.scheduling.mixes import Choice, Pool
 from harness.scheduling.placing import Ground, mix_of
 from harness.scheduling.pooled import Open
 from harness.scheduling.turns import fresh_tokens
@@ -66,8 +66,8 @@ def _takes_s(
     """
     lengths, count = _thinned(lengths)
     pool = Pool(replace(fresh(view, lengths), count=count), np.full(len(count), -1), ())
-    candidates = ground.candidates((), three=pool.few)
-    found = retimed(pool, options(pool, compute, candidates, 0.0, improved=0), compute)
+    choice = Choice(ground.candidates((), three=pool.few), compute, 0.0)
+    found = retimed(pool, choice.options(pool, improved=0), compute)
     takes_s = {frozenset(option.mix): option.total_s for option in found}
     uniform = [option.mix for option in found if len(option.mix) == 1]
     for option in found[: LOOKED_AT if len(lengths) == view.coming else 0]:

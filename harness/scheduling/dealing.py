@@ -63,7 +63,7 @@ class Instances:
         wanted = np.zeros(len(kind), np.bool_)
         wanted[stays[stays >= 0]] = True
         unlike = 2 * kind + (delay_s > 0)
-        for alike in np.unique(unlike):
+        for alike in np.flatnonzero(np.bincount(unlike)):
             wanted[np.flatnonzero(unlike == alike)[: len(stays)]] = True
         number = np.flatnonzero(wanted)
         index = np.append(np.cumsum(wanted) - 1, -1)

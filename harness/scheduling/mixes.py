@@ -75,48 +75,57 @@ class Option:
         return self.total_s - self.work_s
 
 
-def options(
-    pool: Pool,
-    compute: Compute,
-    candidates: Sequence[Candidate],
-    switch_s: float,
-    *,
-    improved: int = IMPROVED,
-) -> list[Option]:
-    """Return what could be, the soonest to end first.
+class Choice:
+    """What a pool may become: looked at again and again, with other lengths of its requests."""
 
-    Where requests are few, the best deals are `improved`.
-    """
-    if pool.few:
-        found = _few(pool, compute, candidates, switch_s, improved)
-    else:
-        table = _Table(pool, compute, candidates)
-        found = [table.option(placed, switch_s) for placed in candidates]
-    return sorted((each for each in found if np.isfinite(each.total_s)), key=soonest)
+    def __init__(self, candidates: Sequence[Candidate], compute: Compute, switch_s: float) -> None:
+        self._candidates, self._compute, self._switch_s = candidates, compute, switch_s
+        kinds = (kind for placed in candidates for kind in placed.kinds)
+        self._layouts = list(dict.fromkeys(kind.layout for kind in kinds))
+        self._deals: dict[bytes, tuple[list[Instances], list[Ints]]] = {}
+        """By all that a deal is made of, but the lengths that are drawn."""
 
+    def options(self, pool: Pool, *, improved: int = IMPROVED) -> list[Option]:
+        """Return what could be, the soonest to end first.
 
-def _few(
-    pool: Pool,
-    compute: Compute,
-    candidates: Sequence[Candidate],
-    switch_s: float,
-    improved: int,
-) -> list[Option]:
-    """Return the options, with few requests dealt one by one; the best ones are improved."""
-    layouts = list(dict.fromkeys(kind.layout for placed in candidates for kind in placed.kinds))
-    dealer = Dealer(pool.work, compute, layouts)
-    mixes = [_instances(pool, placed, layouts, switch_s) for placed in candidates]
-    times = dealer.timed(mixes, dealer.deals(mixes)) if mixes else []
-    tried = sorted(zip(times, mixes, candidates, strict=True), key=lambda each: each[0].total_s)
-    best = [(dealer.improved(mix, dealt.at), mix) for dealt, mix, _ in tried[:improved]]
-    better = dealer.timed([mix for _, mix in best], [at for at, _ in best]) if best else []
-    found = []
-    for dealt, (_, mix, placed) in zip(
-        [*better, *(dealt for dealt, *_ in tried[improved:])], tried, strict=True
-    ):
-        number = mix.number[dealt.at]
-        found.append(Option(placed, placed.kinds, 0, dealt.work_s, dealt.total_s, number))
-    return found
+        Where requests are few, the best deals are `improved`.
+        """
+        if not pool.few:
+            table = _Table(pool, self._compute, self._candidates)
+            found = [table.option(placed, self._switch_s) for placed in self._candidates]
+        else:
+            found = self._few(pool, improved) if self._candidates else []
+        return sorted((each for each in found if np.isfinite(each.total_s)), key=soonest)
+
+    def _few(self, pool: Pool, improved: int) -> list[Option]:
+        """Return the options, with few requests dealt one by one; the best ones are improved."""
+        dealer = Dealer(pool.work, self._compute, self._layouts)
+        mixes, deals = self._dealt(pool, dealer)
+        tried = sorted(
+            zip(dealer.timed(mixes, deals), mixes, self._candidates, strict=True),
+            key=lambda each: each[0].total_s,
+        )
+        dealt = [each for each, *_ in tried]
+        if best := [mix for _, mix, _ in tried[:improved]]:
+            better = [dealer.improved(mix, each.at) for mix, each in zip(best, dealt, strict=False)]
+            dealt[:improved] = dealer.timed(best, better)
+        return [
+            Option(placed, placed.kinds, 0, each.work_s, each.total_s, mix.number[each.at])
+            for each, (_, mix, placed) in zip(dealt, tried, strict=True)
+        ]
+
+    def _dealt(self, pool: Pool, dealer: Dealer) -> tuple[list[Instances], list[Ints]]:
+        """Return the instances of each candidate, and each request's."""
+        work = pool.work
+        columns = (work.expected, work.context, work.computes, work.later, pool.at)
+        made_of = b"".join(column.tobytes() for column in columns)
+        if made_of not in self._deals:
+            mixes = [
+                _instances(pool, placed, self._layouts, self._switch_s)
+                for placed in self._candidates
+            ]
+            self._deals[made_of] = mixes, dealer.deals(mixes)
+        return self._deals[made_of]
 
 
 def _instances(

@@ -22,7 +22,7 @@ from harness.scheduling.courses import (
     retimed,
     staying,
 )
-from harness.scheduling.mixes import IMPROVED, Option, Pool, options
+from harness.scheduling.mixes import IMPROVED, Choice, Option, Pool
 from harness.scheduling.placing import Candidate, Ground
 from harness.scheduling.view import Settings
 
@@ -102,10 +102,10 @@ def outlook(
 ) -> Outlook:
     """Look at all pools, which differ in the lengths of requests only; the first is typical."""
     candidates = ground.candidates(pools[0].instances, three=pools[0].few)
+    choice = Choice(candidates, compute, settings.switch_s)
     cases: list[Case] = []
     for pool in pools:
-        improved = 0 if cases else IMPROVED
-        found = options(pool, compute, candidates, settings.switch_s, improved=improved)
+        found = choice.options(pool, improved=0 if cases else IMPROVED)
         found = retimed(pool, found, compute)
         stay = staying(pool, found, compute, settings) if found else None
         if not cases or (found and (stay is None) == (cases[0].stay is None)):
