@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal, TypeVar
 
-from drivers.base import Matching
+from drivers.base import Circuit, Matching
 from drivers.tor.base import Hop, Route
 from harness.clock import NS_PER_MS
 from harness.errors import UsageError
@@ -206,7 +206,7 @@ class Topology:
 
     def matching(self, links: frozenset[Link], switch: str) -> Matching:
         """Return the map of `switch` that carries `links`; raises `BadMatching` on a double use."""
-        return Matching.of(circuit for link in links for circuit in link.circuits_on(switch))
+        return Matching.of(_circuits(links).get(switch, ()))
 
     def has_electrical(self, tor: str) -> bool:
         """Whether an electrical path leads from `tor`, and is not cut."""
@@ -254,6 +254,16 @@ def _grouped(pairs: Iterable[tuple[str, T]], keys: Iterable[str]) -> dict[str, t
     for key, item in pairs:
         found.setdefault(key, []).append(item)
     return {key: tuple(items) for key, items in found.items()}
+
+
+@lru_cache(maxsize=16)
+def _circuits(links: frozenset[Link]) -> Mapping[str, Sequence[Circuit]]:
+    """Return the cross-connects of links by switch: a change asks for those of each in turn."""
+    found: dict[str, list[Circuit]] = {}
+    for link in links:
+        for switch, circuit in link.circuits:
+            found.setdefault(switch, []).append(circuit)
+    return found
 
 
 def topology_of(bench: Bench) -> Topology:

@@ -43,8 +43,9 @@ async def beacons_on(session: Session, ends: Iterable[Uplink], every_ns: int = B
     A ToR with many uplinks sends less often on each: the load stays the same, and small.
     """
     devices: dict[str, list[str]] = {}
+    there = set(session.watchers)
     for end in sorted(ends):
-        if end.tor in session.watchers:
+        if end.tor in there:
             devices.setdefault(end.tor, []).append(end.device)
     widest = max((len(names) for names in devices.values()), default=0)
     interval_ns = every_ns * max(1, ceil(widest / DEVICES_AT_FULL_RATE))
@@ -106,7 +107,8 @@ async def hear(
 
     Links of which an end has no agent are left out: nobody can say.
     """
-    watched = {link for link in links if {link.a.tor, link.b.tor} <= set(session.watchers)}
+    there = set(session.watchers)
+    watched = {link for link in links if {link.a.tor, link.b.tor} <= there}
     expect = expected_far_ends(watched)
     heard = await session.bench.ask_all(
         {

@@ -45,11 +45,13 @@ def replayed(laid: Laid, ground: Ground, *, keep_spans: bool = False) -> tuple[R
         )
     interconnect = interconnect_of(topology, figures, gpu, ground.tables)
     wires = Wires(topology, figures.network, ground.lit)
+    # NCCL's own latencies are from end to end: what the network adds is in them.
+    added_us = 0.0 if figures.collectives.backend == "nccl" else figures.network.latency_us.value
     replay = Replay(
         laid,
         Talks(interconnect, seats, wires),
         wires,
-        round(figures.network.latency_us.value * NS_PER_US),
+        round(added_us * NS_PER_US),
         {rank: ground.speed(node) for rank, (node, _) in enumerate(seats)},
         keep_spans=keep_spans,
     )
