@@ -75,17 +75,7 @@ def generation_problems(generation: Generation) -> Iterator[str]:
     yield from _paths(generation)
     if not 0 < generation.bytes_scale <= 1:
         yield "generation.bytes_scale: expected more than 0, and 1 at most (all bytes)"
-    for key, least, most in (
-        ("sequences_max", 1, COUNT_MAX),
-        ("step_max_tokens", 1, TOKENS_MAX),
-        ("kv_max_tokens", 0, TOKENS_MAX),
-    ):
-        yield from between(f"generation.{key}", getattr(generation, key), least, most)
-    if generation.engine == "paced" and generation.step_max_tokens <= generation.sequences_max:
-        yield (
-            f"generation.step_max_tokens: {generation.step_max_tokens} must exceed "
-            f"generation.sequences_max, {generation.sequences_max}: else a full batch never prefills"
-        )
+    yield from _batches(generation)
     if not generation.temperature >= 0:
         yield "generation.temperature: expected 0 or more"
     if not generation.prompts_per_gpu >= 0:
@@ -95,6 +85,22 @@ def generation_problems(generation: Generation) -> Iterator[str]:
     for name in generation.vllm_options:
         if name in OURS:
             yield f"{dotted('generation.vllm_options', name)}: leave it out; {OURS[name]} says it"
+
+
+def _batches(generation: Generation) -> Iterator[str]:
+    """Check how much one step of an engine takes."""
+    for key, least, most in (
+        ("sequences_max", 1, COUNT_MAX),
+        ("step_max_tokens", 1, TOKENS_MAX),
+        ("kv_max_tokens", 0, TOKENS_MAX),
+    ):
+        yield from between(f"generation.{key}", getattr(generation, key), least, most)
+    most, sequences = generation.step_max_tokens, generation.sequences_max
+    if generation.engine == "paced" and most <= sequences:
+        yield (
+            f"generation.step_max_tokens: {most} must exceed generation.sequences_max, "
+            f"{sequences}: else a full batch never prefills"
+        )
 
 
 def generate_problems(generation: Generation | None, where: str, step: Generate) -> Iterator[str]:
