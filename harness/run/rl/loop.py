@@ -28,6 +28,7 @@ from harness.run.generation.opening import open_fleet
 from harness.run.generation.stages import Pace
 from harness.run.rl.asked import TrainingAsked
 from harness.run.rl.checkpoint import Kept, read_checkpoint, trainer_folder, write_checkpoint
+from harness.run.rl.columns import EndedColumns
 from harness.run.rl.dropping import drop
 from harness.run.rl.rollouts import Group, Rollouts
 from harness.run.rl.samples import batches_of, flat, learned_from, named
@@ -35,7 +36,6 @@ from harness.run.rl.steering import compute_of, first_layout, pilot_of, searched
 from harness.run.rl.sync import Syncs
 from harness.run.rl.told import Bubbles, Totals, loop_row, pool_row, step_row
 from harness.run.rl.trainees import Trainees
-from harness.run.rl.viewing import finished_of
 from harness.run.session import Session
 from harness.scheduling.policies import Policy, assign, parse_policy
 from harness.scheduling.view import Finished
@@ -104,7 +104,7 @@ class Loop:
         self.version = self.base = 0
         self.open: dict[str, Entry] = {}
         """Samples that have not ended."""
-        self.ended: dict[int, list[Entry]] = {}
+        self.ended: dict[int, EndedColumns] = {}
         """By batch, samples that have, as long as no step has used them."""
         self.history: list[Finished] = []
         self.asked_ns: dict[int, int] = {}
@@ -219,7 +219,7 @@ class Loop:
         for entry in saved.entries(self.clock.now_ns()):
             self.fleet.ledger.restore(entry)
             if entry.state == "finished":
-                self.ended.setdefault(entry.request.batch, []).append(entry)
+                self._keep(entry)
             else:
                 self.open[entry.id] = entry
         self.fleet.resume(self.open)
@@ -330,8 +330,13 @@ class Loop:
         if entry.state == "refused":
             self.refused = entry
             return
-        self.ended.setdefault(entry.request.batch, []).append(entry)
+        self._keep(entry)
         self.rollouts.ended(entry.id, (entry.version_oldest or 0) - self.base)
+
+    def _keep(self, entry: Entry) -> None:
+        """Keep a sample that has ended until a step has used it."""
+        batch = entry.request.batch
+        self.ended.setdefault(batch, EndedColumns(batch)).add(entry)
 
     async def _note_begun(self) -> None:
         """Note under which weights each sample began, also where its first token is not told yet.
@@ -346,7 +351,7 @@ class Loop:
 
     def _forget(self, groups: Sequence[Group], used: Sequence[Entry]) -> None:
         """Let go of what was used: forecasts remember its lengths."""
-        self.history = [*self.history, finished_of(self.version - 1, used)][-HISTORY:]
+        self.history = [*self.history, EndedColumns(self.version - 1, used).finished()][-HISTORY:]
         self._let_go({entry.id for entry in used})
         for group in groups:
             self.rollouts.forget(group)
@@ -354,17 +359,13 @@ class Loop:
 
     def _let_go(self, gone: Set[str]) -> None:
         """Keep samples that have ended no longer."""
-        left = (
-            (batch, [entry for entry in there if entry.id not in gone])
-            for batch, there in self.ended.items()
-        )
-        self.ended = {batch: there for batch, there in left if there}
+        left = [there.without(gone) for there in self.ended.values()]
+        self.ended = {there.batch: there for there in left if len(there)}
         self.fleet.ledger.forget(gone)
 
     def seen_history(self) -> list[Finished]:
         """Return past batches, and last what has ended of those in flight."""
-        flying = (finished_of(batch, there) for batch, there in sorted(self.ended.items()) if there)
-        return [*self.history, *flying]
+        return [*self.history, *(self.ended[batch].finished() for batch in sorted(self.ended))]
 
     async def _look(self) -> None:
         """Note tokens, idle engines, and now and then what the pool looks like."""

@@ -24,6 +24,7 @@ from harness.run.generation.ledger import Entry
 from harness.run.generation.migrate import Migrations
 from harness.run.generation.stages import Pace
 from harness.run.generation.switch import Made, Switches
+from harness.run.rl.columns import OpenColumns
 from harness.run.rl.viewing import truth_of, view_of
 from harness.scheduling.compute import Compute
 from harness.scheduling.forecast import Forecast
@@ -93,7 +94,7 @@ class Pilot:
         chance = seeded(self.session.scenario.seed, "moves nobody asked for")
         self.migrations = Migrations(self.fleet, asked, self.number, self.costs, chance)
         self.switches = Switches(self.fleet, asked, self.migrations)
-        self._asked = asked
+        self._asked, self._columns = asked, OpenColumns()
         self._switch_s: list[float] = []
         self._switches_in: dict[int, int] = {}
         """By the newest batch that was asked for; one before anybody runs is none."""
@@ -274,6 +275,7 @@ class Pilot:
         seen = view_of(
             self.fleet,
             entries,
+            self._columns,
             self.history(),
             cap_tokens=self.cap_tokens,
             turns_max=self.turns_max,
