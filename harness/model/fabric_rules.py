@@ -81,6 +81,6 @@ def fabrics_on(where: str, step: Rl, bench: Bench) -> Iterator[str]:
         )
     if "ideal" in step.fabrics and bench.world == "live":
         yield (
-            f'{where}.fabrics: "ideal" is a network that only an emulated bench can become; '
-            "leave it out"
+            f'{where}.fabrics: "ideal" is a network that a live bench cannot become, as emulated '
+            "and simulated ones can; leave it out"
         )

@@ -101,7 +101,8 @@ def _found(check: CheckResult) -> str:
 def _head(summary: RunSummary) -> Section:
     lines = [f"note: {note}" for note in summary.notes]
     lines.append(f"question: {summary.question}" if summary.question else "")
-    lines.append(f"scenario {summary.scenario}, seed {summary.seed}, started {summary.started}")
+    when = "in simulated time" if summary.world == "simulated" else f"started {summary.started}"
+    lines.append(f"scenario {summary.scenario}, seed {summary.seed}, {when}")
     reason = f": {summary.reason}" if summary.reason else ""
     code = "" if summary.exit_code is None else f" (exit code {summary.exit_code})"
     lines.append(f"{summary.status}{code}{reason}")
@@ -122,7 +123,7 @@ def _parts(summary: RunSummary) -> Iterator[tuple[str, str]]:
     for name, what in sorted(summary.parts.items()):
         alike.setdefault(what, []).append(name)
     for what, names in alike.items():
-        yield few(names), what
+        yield few(names, 8), what
 
 
 # -- collectives -------------------------------------------------------------------------------
@@ -226,7 +227,7 @@ def _end(summary: RunSummary, folder: Path | None) -> Iterator[Section]:
         left: dict[str, list[str]] = {}
         for switch, how in summary.restored.items():
             left.setdefault(how, []).append(switch)
-        rows = [(few(switches), how) for how, switches in sorted(left.items())]
+        rows = [(few(switches, 8), how) for how, switches in sorted(left.items())]
         yield Section("Switches", (), ("switch", "left as"), rows, (0, 1))
     if folder is not None:
         yield Section(f"Run folder: {folder}")

@@ -47,7 +47,7 @@ def test_a_live_fabric_may_steer_by_itself_but_not_become_ideal() -> None:
     bench = load_bench(BENCHES / "lab.toml")
     assert not on(with_drivers(bench, **dict.fromkeys(bench.tors, "none")), "rfabric")
     (said,) = on(bench, "rfabric", "ideal")
-    assert "only an emulated bench can become" in said
+    assert "a live bench cannot become" in said
 
 
 def test_a_bench_without_switches_is_told_which_fabrics_it_can_have() -> None:
