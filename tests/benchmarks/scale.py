@@ -111,11 +111,9 @@ def _metric(summary: Any, prefix: str) -> float:
 
 
 def table(figures: dict[str, Any]) -> str:
-    lines = [
-        f"one RL step under {POLICY}@rfabric, a process each",
-        f"{'GPUs':>6} {'samples':>8} {'simulated s':>12} {'wall s':>8} {'CPU s':>8} {'MB':>6} "
-        f"{'grown':>7} {'n log n':>8}",
-    ]
+    heads = f"{'GPUs':>6} {'samples':>8} {'simulated s':>12} {'wall s':>8} {'CPU s':>8} {'MB':>6} "
+    heads += f"{'grown':>7} {'n log n':>8}"
+    lines = [f"one RL step under {POLICY}@rfabric, a process each", heads]
     lines += [
         f"{row['gpus']:>6} {row['samples']:>8} {row['simulated_s']:>12.1f} {row['wall_s']:>8.1f} "
         f"{row['cpu_s']:>8.1f} {row['peak_mb']:>6.0f} {row.get('grown', 1):>7.1f} "
