@@ -274,19 +274,14 @@ def _seated(remaining: Floats, seats: int) -> Floats:
 
     Of one set (requests,), or of each of several (sets, requests).
     """
-    starts = np.zeros(remaining.shape)
-    if remaining.ndim == 1 and seats < len(remaining):
-        ends = remaining[:seats].tolist()
+    sets = remaining.reshape(-1, remaining.shape[-1])
+    starts = np.zeros(sets.shape)
+    for row, lengths in enumerate(sets if seats < sets.shape[1] else ()):
+        ends = lengths[:seats].tolist()
         heapq.heapify(ends)
-        later = remaining[seats:].tolist()
-        starts[seats:] = [heapq.heapreplace(ends, ends[0] + length) for length in later]
-    elif remaining.ndim > 1:
-        busy, lines = remaining[:, :seats].copy(), np.arange(len(remaining))
-        for column in range(seats, remaining.shape[1]):
-            first = np.argmin(busy, axis=1)
-            starts[:, column] = busy[lines, first]
-            busy[lines, first] += remaining[:, column]
-    return starts
+        later = lengths[seats:].tolist()
+        starts[row, seats:] = [heapq.heapreplace(ends, ends[0] + length) for length in later]
+    return starts.reshape(remaining.shape)
 
 
 def _timed(

@@ -1,4 +1,4 @@
-"""How long the fast loop takes to decide: 64 instances, 16,384 requests. Mark: < 1 ms.
+"""How long the fast loop takes to decide, of 16,384 requests: 64 instances < 1 ms, 1,024 < 30 ms.
 
 The forecast is made before: the slow loop needs it too. Pools of several kinds, each decided on
 many times: even, one overloaded instance, a mix of layouts, requests without a seat; also the
@@ -8,6 +8,7 @@ largest number of moves that one look may make. p50 and p99 over all.
 from __future__ import annotations
 
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,20 @@ from harness.scheduling.forecast import Forecast
 from harness.scheduling.view import Instance, Requests, Settings, View
 
 PROFILE = Path(__file__).parents[2] / "scenarios/profiles/qwen2.5-14b-h800.toml"
-INSTANCES, REQUESTS, SEATS = 64, 16384, 320
+REQUESTS, SEATS = 16384, 320
 ROUNDS = 200
-MARK_MS = 1.0
+MARKS_MS = {64: 1.0, 1024: 30.0}
+"""By instances."""
 
 
-def _pool(kind: str, compute: Compute, chance: np.random.Generator) -> tuple[View, Forecast]:
-    tp = [4 if kind == "mixed" and k % 4 == 0 else 1 for k in range(INSTANCES)]
-    shares = np.ones(INSTANCES)
+def _pool(
+    kind: str, count: int, compute: Compute, chance: np.random.Generator
+) -> tuple[View, Forecast]:
+    tp = [4 if kind == "mixed" and k % 4 == 0 else 1 for k in range(count)]
+    shares = np.ones(count)
     if kind == "overloaded":
         shares[7] = 2.0
-    at = np.sort(chance.choice(INSTANCES, REQUESTS, p=shares / shares.sum()))
+    at = np.sort(chance.choice(count, REQUESTS, p=shares / shares.sum()))
     produced = chance.integers(1, 4000, REQUESTS)
     context = produced + 200
     place = np.arange(REQUESTS) - np.searchsorted(at, at)
@@ -48,7 +52,7 @@ def _pool(kind: str, compute: Compute, chance: np.random.Generator) -> tuple[Vie
             running=int(np.sum((at == k) & running)),
             waiting=int(np.sum((at == k) & ~running)),
         )
-        for k in range(INSTANCES)
+        for k in range(count)
     )
     requests = Requests(
         ids=tuple(f"r{k}" for k in range(REQUESTS)),
@@ -59,7 +63,7 @@ def _pool(kind: str, compute: Compute, chance: np.random.Generator) -> tuple[Vie
         running=running,
         batch=np.zeros(REQUESTS, dtype=np.int64),
     )
-    nodes = {f"g{k}": 8 for k in range(INSTANCES // 8)}
+    nodes = {f"g{k}": 8 for k in range(count // 8)}
     view = View(100.0, instances, requests, (), nodes, cap_tokens=20480)
     return view, Forecast.certain(chance.lognormal(6, 1, REQUESTS).astype(np.int64) + 1)
 
@@ -67,26 +71,27 @@ def _pool(kind: str, compute: Compute, chance: np.random.Generator) -> tuple[Vie
 def run() -> dict[str, Any]:
     compute = Compute.of(load_profile(PROFILE), sequences_max=SEATS)
     settings = Settings(moves_per_s_max=2.0)
-    rows = {}
-    for kind in ("even", "overloaded", "mixed", "waiting"):
-        view, forecast = _pool(kind, compute, np.random.default_rng(1))
+    rows = []
+    for count, kind in product(MARKS_MS, ("even", "overloaded", "mixed", "waiting")):
+        view, forecast = _pool(kind, count, compute, np.random.default_rng(1))
         took_ms, moves = [], 0
         for _ in range(ROUNDS):
             begin = time.perf_counter()
             moves = len(balance(view, forecast, compute, settings, lambda *_: 0.05))
             took_ms.append((time.perf_counter() - begin) * 1e3)
         p50, p99 = np.percentile(took_ms[5:], (50, 99))
-        rows[kind] = {"p50_ms": round(p50, 3), "p99_ms": round(p99, 3), "moves": moves}
-    held = max(row["p50_ms"] for row in rows.values()) < MARK_MS
-    return {"instances": INSTANCES, "requests": REQUESTS, "kinds": rows, "held": held}
+        told = {"p50_ms": round(p50, 3), "p99_ms": round(p99, 3), "moves": moves}
+        rows.append({"instances": count, "kind": kind, **told})
+    held = all(row["p50_ms"] < MARKS_MS[row["instances"]] for row in rows)
+    return {"requests": REQUESTS, "rows": rows, "held": held}
 
 
 def table(figures: dict[str, Any]) -> str:
-    lines = [f"{figures['instances']} instances, {figures['requests']} requests"]
-    lines += [
-        f"{kind:12} p50 {row['p50_ms']:.3f} ms  p99 {row['p99_ms']:.3f} ms  {row['moves']} moves"
-        for kind, row in figures["kinds"].items()
+    lines = [
+        f"{row['instances']:5} instances, {row['kind']:10} p50 {row['p50_ms']:.3f} ms  "
+        f"p99 {row['p99_ms']:.3f} ms  {row['moves']} moves"
+        for row in figures["rows"]
     ]
     told = "held" if figures["held"] else "MISSED"
-    lines.append(f"mark: p50 < {MARK_MS:g} ms: {told}")
+    lines.append(f"{figures['requests']} requests; marks: p50 by instances {MARKS_MS}: {told}")
     return "\n".join(lines)
