@@ -40,7 +40,7 @@ def compare(simulated: str, measured: str, *, runs: Path, strict: bool, as_json:
         raise UsageError(f"{ours.id} and {theirs.id} have no metric in common: nothing to compare")
     with best_effort():
         if as_json:
-            print_json(found._asdict())
+            print_json(found._asdict() | {"rows": [row._asdict() for row in found.rows]})
         else:
             Console().print(_table(found))
             for line in _lines(found):
