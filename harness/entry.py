@@ -112,17 +112,18 @@ def simulate(
     scenario_path: Path,
     bench: Bench,
     *,
-    seed: int | None = None,
+    seed: int = 0,
     overrides: Callable[[Scenario], Scenario] = lambda scenario: scenario,
 ) -> RunSummary:
     """Simulate a scenario, changed by `overrides`, on a bench of no file; nothing of it is kept.
 
+    Each `seed` draws requests of its own.
+
     Raises as `run_scenario` does.
     """
     scenario = overrides(load_scenario(scenario_path))
-    if seed is not None:
-        scenario = msgspec.structs.replace(scenario, seed=seed)
-    asked = lay_out(scenario, bench, scenario_path)
+    scenario = msgspec.structs.replace(scenario, seed=seed)
+    asked = lay_out(scenario, bench, scenario_path, draw=seed)
     with TemporaryDirectory(prefix="harness-sim-") as runs:
         return _recorded(asked, Path(runs), None)
 

@@ -41,7 +41,7 @@ from harness.model.schema import examine
 from harness.model.shape import ModelShape, shape_of_config
 from harness.model.simulation import Calibration, calibration_problems
 from harness.model.traces import read_trace
-from harness.model.workload import TraceWorkload, Workload
+from harness.model.workload import GeneratedWorkload, TraceWorkload, Workload
 from harness.model.workload_rules import workload_problems
 
 T = TypeVar("T")
@@ -137,12 +137,12 @@ def with_engine(scenario: Scenario, engine: Engine, path: str | Path) -> Scenari
 
 
 def load_generation(
-    generation: Generation, *, nodes_are_here: bool, bench: Bench | None = None
+    generation: Generation, *, nodes_are_here: bool, bench: Bench | None = None, draw: int = 0
 ) -> GenerationFiles:
     """Read the files that a scenario generates with; raises `BadFile`, naming the one at fault.
 
     A model folder is for the nodes: it must be here only where they are. Prompts may be by GPU of
-    the bench.
+    the bench. A generated workload is drawn with its own seed plus `draw`.
     """
     profile = load_profile(generation.profile) if generation.profile else None
     shape = profile.shape if profile else None
@@ -150,6 +150,8 @@ def load_generation(
         there = generation.model and (nodes_are_here or Path(generation.model).exists())
         shape = load_shape(generation.model) if there else None
     workload = load_workload(generation.workload)
+    if isinstance(workload, GeneratedWorkload):
+        workload = msgspec.structs.replace(workload, seed=workload.seed + draw)
     if bench is not None:
         workload = filling(workload, generation, bench)
         if problems := [*workload_problems(workload)]:

@@ -88,10 +88,12 @@ def lay_out(
     scenario_path: Path,
     bench_path: Path | None = None,
     simulation: Simulation | None = None,
+    *,
+    draw: int = 0,
 ) -> Asked:
     """Check a scenario and a bench against each other; paths say where each is from.
 
-    Raises as `load` does, for the files that these name.
+    Each `draw` has requests of its own. Raises as `load` does, for the files that these name.
     """
     named = bench_path or Path(bench.name)
     figures = _figures(bench, named, simulation) if bench.world == "simulated" else None
@@ -101,7 +103,7 @@ def lay_out(
         raise BadFile(str(scenario_path), [str(error)]) from error
     if scenario.generation is not None:
         here = bench.launcher != "manual"
-        files = load_generation(scenario.generation, nodes_are_here=here, bench=bench)
+        files = load_generation(scenario.generation, nodes_are_here=here, bench=bench, draw=draw)
     check_together(scenario, bench, scenario_path, files)
     topology = topology_of(bench)
     plans = plan_all(topology, scenario)

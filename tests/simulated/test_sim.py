@@ -12,6 +12,7 @@ import pytest
 from harness import entry
 from harness.errors import BadFile, UsageError
 from harness.model.documents import RunSummary
+from harness.model.load import load_bench
 from harness.run.asked import Simulation
 
 ROOT = Path(__file__).parents[2]
@@ -178,3 +179,17 @@ def test_what_lies_beyond_the_calibration_is_told_first(tmp_path: Path) -> None:
     )
     summary = simulated(asked(tmp_path), tmp_path / "runs", path)
     assert any("extrapolated" in note and "nodes 4" in note for note in summary.notes)
+
+
+def test_seeds_of_a_sweep_draw_requests_of_their_own(tmp_path: Path) -> None:
+    scenario = asked(tmp_path)
+    bench = load_bench(tmp_path / "bench.toml")
+    tokens = {
+        seed: sum(
+            metric.value
+            for name, metric in entry.simulate(scenario, bench, seed=seed).metrics.items()
+            if name.startswith("rl.tokens_per_s[")
+        )
+        for seed in (1, 2, 1)
+    }
+    assert tokens[1] != tokens[2]
