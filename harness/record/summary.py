@@ -16,6 +16,7 @@ import msgspec
 from harness.errors import BadFile, ExitCode, HarnessError, InfrastructureError
 from harness.fabric.topology import topology_of
 from harness.model.documents import SCHEMA, Document, Event, RunSummary, Start, Stop
+from harness.model.listing import few
 from harness.model.load import load_bench
 from harness.record.fabric_samples import summaries_of
 from harness.record.journal import Journal, JournalReader, read_journal
@@ -29,6 +30,8 @@ PICTURE = "fabric.svg"
 """In a run's folder: the circuits that carried each kind of traffic."""
 LOUD = ("warning", "error", "critical")
 WARNINGS_MAX = 20
+PARTS_MAX = 8
+"""Of the fabric, that broke alike, told by name."""
 FOR_US = ("clock",)
 """Facts of an agent that say nothing to a reader."""
 
@@ -188,18 +191,28 @@ def _stayed_electrical(events: Iterable[Event]) -> list[str]:
 
 
 def _fabric_at_fault(events: Iterable[Event]) -> list[str]:
-    """Say what of the fabric broke while the run went on, and which changes were not whole."""
-    texts: Counter[str] = Counter()
+    """Say what of the fabric broke while the run went on, and which changes were not whole.
+
+    Parts that broke alike are told at once.
+    """
+    alike: dict[tuple[str, str], Counter[str]] = {}
     for event in events:
         data = event.data
         if event.stream == "fabric_part":
-            texts[f"{data['policy']}: {data['part']} {data['state']}: {data['reason']}"] += 1
+            why = (data["policy"], f"{data['state']}: {data['reason']}")
+            alike.setdefault(why, Counter())[data["part"]] += 1
         elif event.stream == "fabric_change" and data["outcome"] != "changed":
-            what = f"a change of circuits for {data['kind']} {data['outcome']}"
-            texts[f"{data['policy']}: {what}: {data['error']}"] += 1
-    found = [f"{text} ({n} times)" if n > 1 else text for text, n in texts.items()]
+            what = f"a change of circuits for {data['kind']}"
+            why = (data["policy"], f"{data['outcome']}: {data['error']}")
+            alike.setdefault(why, Counter())[what] += 1
+    found = [_at_fault(policy, said, parts) for (policy, said), parts in alike.items()]
     more = f"{len(found) - WARNINGS_MAX} more faults of the fabric are in the journal"
     return [*found[:WARNINGS_MAX], *([more] if len(found) > WARNINGS_MAX else [])]
+
+
+def _at_fault(policy: str, said: str, parts: Counter[str]) -> str:
+    times = f" ({max(parts.values())} times)" if max(parts.values()) > 1 else ""
+    return f"{policy}: {few(parts, PARTS_MAX)} {said}{times}"
 
 
 def _warnings(events: Iterable[Event]) -> list[str]:
