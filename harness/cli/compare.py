@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from harness.cli.output import best_effort, json_option, print_json
 from harness.cli.runs import runs_option
@@ -16,6 +17,8 @@ from harness.record import store
 from harness.record.agreement import LIMITS_PCT, Agreement, Row, agreement
 from harness.record.journal import read_journal
 from harness.record.summary import read_run
+
+PIPE_COLUMNS = 200
 
 
 @click.command()
@@ -42,7 +45,8 @@ def compare(simulated: str, measured: str, *, runs: Path, strict: bool, as_json:
         if as_json:
             print_json(found._asdict() | {"rows": [row._asdict() for row in found.rows]})
         else:
-            Console().print(_table(found))
+            # Into a pipe every name is written whole; a terminal folds what is too long for it.
+            Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(_table(found))
             for line in _lines(found):
                 click.echo(line)
     if any(row.verdict == "beyond" for row in found.rows):
@@ -72,7 +76,16 @@ def _events(folder: store.RunFolder) -> list[Event]:
 
 
 def _table(found: Agreement) -> Table:
-    table = Table("metric", "unit", "simulated", "measured", "n", "off, %", "+/-, %", "verdict")
+    table = Table(
+        Column("metric", overflow="fold"),
+        "unit",
+        "simulated",
+        "measured",
+        "n",
+        "off, %",
+        "+/-, %",
+        "verdict",
+    )
     for row in found.rows:
         table.add_row(*_cells(row))
     return table
