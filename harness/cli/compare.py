@@ -46,7 +46,8 @@ def compare(simulated: str, measured: str, *, runs: Path, strict: bool, as_json:
             print_json(found._asdict() | {"rows": [row._asdict() for row in found.rows]})
         else:
             # Into a pipe every name is written whole; a terminal folds what is too long for it.
-            Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(_table(found))
+            width = None if sys.stdout.isatty() else PIPE_COLUMNS
+            Console(width=width, markup=False, highlight=False).print(_table(found))
             for line in _lines(found):
                 click.echo(line)
     if any(row.verdict == "beyond" for row in found.rows):
