@@ -246,6 +246,11 @@ def rubbish(draw: st.DrawFn) -> Trace:
     return trace(programs, groups)
 
 
+def test_a_rank_that_a_group_lists_twice_is_told_and_nobody_looks_for_a_circle() -> None:
+    said = told([], [reduce(0, group="a")], groups={"a": {"ranks": [[1, 1]]}})
+    assert "group 'a': rank 1 listed more than once" in said
+
+
 @given(rubbish())
 @settings(max_examples=400)
 def test_whatever_a_trace_says_it_is_sound_or_told_what_is_wrong(of: Trace) -> None:

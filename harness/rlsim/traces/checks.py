@@ -32,13 +32,14 @@ def _problems(laid: Laid) -> Iterator[str]:
     if not trace.programs:
         yield "no ranks: there is nothing in it"
         return
-    yield from _ranks(trace)
-    yield from _groups(trace)
+    amiss = [*_ranks(trace), *_groups(trace)]
+    yield from amiss
     for program in trace.programs:
         of = told_ranks(program.ranks)
         yield from (f"{of}: {problem}" for problem in graph.problems(program.nodes, trace.gpu))
     yield from laid.meetings.problems
-    yield from deadlock(laid)
+    if not amiss:  # who waits for whom means nothing where ranks are doubled or not there
+        yield from deadlock(laid)
 
 
 def _ranks(trace: Trace) -> Iterator[str]:
