@@ -26,6 +26,7 @@ from agents.seat import Seat
 from harness.clock import NS_PER_S
 from harness.model.intake import Refused
 from harness.model.placement import Instance
+from harness.model.room import unpooled
 from harness.wire.generation import EngineSpec, Output, Span, Strategy
 from harness.wire.messages import Failure, Message, Note
 
@@ -277,18 +278,7 @@ class Engines:
 
     def unpooled(self, instances: Sequence[Instance]) -> list[str]:
         """Return why these cannot be woken, one by one; none: they sleep here, or are up."""
-        there = sorted(f"{item.name} as {item.layout}" for item in self.asleep) or ["none"]
-        reasons = []
-        for instance in instances:
-            crew = self.asleep.get(instance) or self.up.get(instance.name)
-            if crew is None or crew.instance != instance:
-                reasons.append(
-                    f"no engine of {instance.name} as {instance.layout} sleeps here; "
-                    f"there is {', '.join(there)}"
-                )
-            elif crew.dead:
-                reasons.append(f"{instance.name} has died: {crew.dead}")
-        return reasons
+        return unpooled(instances, self.asleep, self.up)
 
     def asleep_bytes(self, woken: Sequence[Instance], strategy: Strategy) -> dict[int, int]:
         """Return by GPU what sleepers would keep with these awake, and what is up now asleep."""

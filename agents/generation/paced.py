@@ -29,17 +29,14 @@ from agents.generation.pace import Pace
 from agents.generation.shards import Tensors
 from agents.generation.transfer import SEND_NS, Landing, Piece, send
 from harness.errors import UsageError
-from harness.model import intake
+from harness.model import intake, room
 from harness.model.batching import Batching, Limits
 from harness.model.intake import Refused
 from harness.model.layout import (
-    BLOCK_TOKENS,
     Layout,
-    infeasible,
-    kv_capacity_tokens,
     weight_bytes_per_gpu,
 )
-from harness.model.profile import Profile, costs_of, gpu_of
+from harness.model.profile import Profile, costs_of
 from harness.model.requests import Carried
 from harness.model.reshard import Part, group_of, moves, part_of
 from harness.model.steptime import Faster, StepCosts
@@ -386,15 +383,12 @@ def _prefill(apart: Pace, prompt_tokens: int) -> None:
 
 def limits_of(spec: EngineSpec, profile: Profile, layout: Layout) -> Limits:
     """Return what an instance of `layout` takes. Raises `UsageError` with every reason if none."""
-    shape, gpu = profile.shape, gpu_of(profile)
-    if reasons := infeasible(layout, shape, gpu, layout.gpus, layout.gpus):
-        raise UsageError("; ".join(reasons))
-    block_tokens = spec.block_tokens or BLOCK_TOKENS
-    kv_tokens = kv_capacity_tokens(layout, shape, gpu)
-    return Limits(
+    return room.limits_of(
+        profile,
+        layout,
         sequences_max=spec.sequences_max,
         step_max_tokens=spec.step_max_tokens,
-        blocks=min(kv_tokens, spec.kv_max_tokens or kv_tokens) // block_tokens,
-        block_tokens=block_tokens,
-        length_max_tokens=spec.length_max_tokens or shape.length_max_tokens,
+        kv_max_tokens=spec.kv_max_tokens,
+        block_tokens=spec.block_tokens,
+        length_max_tokens=spec.length_max_tokens,
     )

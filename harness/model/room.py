@@ -6,9 +6,9 @@ What is asleep stays taken. The agents of a bench and those of a simulated one k
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from harness.errors import UsageError
 from harness.model.batching import Limits
@@ -111,6 +111,36 @@ def place_problems(instances: Sequence[Instance], gpus: int) -> list[str]:
                 reasons.append(f"{instance.name}: there is no GPU {gpu}, of {gpus} on this node")
             elif (other := taken.setdefault(gpu, instance.name)) != instance.name:
                 reasons.append(f"GPU {gpu} is wanted by {other} and by {instance.name}")
+    return reasons
+
+
+class Crew(Protocol):
+    """Whoever makes up an instance; `dead` says why it is no more, "" while it lives."""
+
+    @property
+    def instance(self) -> Instance:
+        """Which one."""
+
+    @property
+    def dead(self) -> str:
+        """Why."""
+
+
+def unpooled(
+    instances: Iterable[Instance], asleep: Mapping[Instance, Crew], up: Mapping[str, Crew]
+) -> list[str]:
+    """Return why these cannot be woken, one by one; none: they sleep, or are up by their name."""
+    there = sorted(f"{item.name} as {item.layout}" for item in asleep) or ["none"]
+    reasons = []
+    for instance in instances:
+        crew = asleep.get(instance) or up.get(instance.name)
+        if crew is None or crew.instance != instance:
+            reasons.append(
+                f"no engine of {instance.name} as {instance.layout} sleeps here; "
+                f"there is {', '.join(there)}"
+            )
+        elif crew.dead:
+            reasons.append(f"{instance.name} has died: {crew.dead}")
     return reasons
 
 

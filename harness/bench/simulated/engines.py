@@ -20,7 +20,7 @@ from harness.model.advance import FOREVER_NS
 from harness.model.intake import Refused
 from harness.model.placement import Instance
 from harness.model.profile import Profile, gpu_of
-from harness.model.room import Room
+from harness.model.room import Room, unpooled
 from harness.model.simulation import Figure
 from harness.wire.generation import EngineSpec, OpenGeneration, Span, Strategy
 
@@ -221,18 +221,7 @@ class Engines:
 
     def unpooled(self, instances: Sequence[Instance]) -> list[str]:
         """Return why these cannot be woken, one by one; none: they sleep here, or are up."""
-        there = sorted(f"{item.name} as {item.layout}" for item in self.asleep) or ["none"]
-        reasons = []
-        for instance in instances:
-            crew = self.asleep.get(instance) or self.up.get(instance.name)
-            if crew is None or crew.instance != instance:
-                reasons.append(
-                    f"no engine of {instance.name} as {instance.layout} sleeps here; "
-                    f"there is {', '.join(there)}"
-                )
-            elif crew.dead:
-                reasons.append(f"{instance.name} has died: {crew.dead}")
-        return reasons
+        return unpooled(instances, self.asleep, self.up)
 
     async def end(self) -> None:
         """End all engines."""
