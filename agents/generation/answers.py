@@ -6,27 +6,14 @@ Ranks' answers are in rank order; the first is the leader's, whose outputs and r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from agents.generation.orders import Seated
-from harness.wire.generation import Capacity, Span
+from harness.wire.generation import Capacity, joined
 from harness.wire.messages import Message
-
-
-def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return one span a stage, from the first that began to the last that ended."""
-    found: dict[str, Span] = {}
-    for span in spans:
-        before = found.get(span.stage, span)
-        found[span.stage] = Span(
-            stage=span.stage,
-            begin_ns=min(before.begin_ns, span.begin_ns),
-            end_ns=max(before.end_ns, span.end_ns),
-        )
-    return tuple(sorted(found.values(), key=lambda span: span.begin_ns))
 
 
 def merged(answers: Sequence[Any]) -> Any:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agents.asking import OrderFailed, ask_all
-from agents.generation.answers import capacity_of, joined, kv_peers_of, merged
+from agents.generation.answers import capacity_of, kv_peers_of, merged
 from agents.generation.orders import Leave, Seated, Sit, Sleep, Slept, Stepped, Steps, Wake, Woken
 from agents.generation.ports import Range
 from agents.seat import Seat
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.model.placement import Instance
-from harness.wire.generation import Capacity, Span, Stats
+from harness.wire.generation import Capacity, Span, Stats, joined
 from harness.wire.messages import Failure, Message
 
 GRANT_NS = 20 * NS_PER_MS

@@ -17,7 +17,6 @@ from typing import Any
 
 from agents.asking import OrderFailed, ask_all
 from agents.events import Events
-from agents.generation.answers import joined
 from agents.generation.crew import Crew
 from agents.generation.orders import FRAMES, FindMemory, Leave, MemoryFound, Ready, Start, Told
 from agents.generation.ports import Ports, Range
@@ -27,7 +26,7 @@ from harness.clock import NS_PER_S
 from harness.model.intake import Refused
 from harness.model.placement import Instance
 from harness.model.room import unpooled
-from harness.wire.generation import EngineSpec, Output, Span, Strategy
+from harness.wire.generation import EngineSpec, Output, Span, Strategy, joined
 from harness.wire.messages import Failure, Message, Note
 
 _PARTING_NS = 10 * NS_PER_S

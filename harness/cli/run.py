@@ -9,13 +9,12 @@ from typing import get_args
 import click
 
 from harness import entry
-from harness.cli.output import best_effort, json_option, print_json, show, write_new
+from harness.cli.output import best_effort, json_option, show, write_new
 from harness.cli.progress import Progress
-from harness.cli.runs import runs_option
+from harness.cli.runs import exit_code_of, print_run, runs_option
 from harness.errors import ExitCode, UsageError
 from harness.fabric.drawing import draw
 from harness.model.scenario import Engine
-from harness.record.report import print_report
 from harness.run.asked import load
 from harness.run.fabric.plan import panels
 
@@ -81,15 +80,8 @@ def run(
         progress=Progress(sys.stderr if as_json else sys.stdout),
     )
     with best_effort():
-        if as_json:
-            print_json(summary)
-        else:
-            click.echo()
-            print_report(summary, sys.stdout, runs / summary.id)
-    code = ExitCode.BUG if summary.exit_code is None else ExitCode(summary.exit_code)
-    if code is ExitCode.PASSED and summary.status == "inconclusive" and strict:
-        return ExitCode.INCONCLUSIVE
-    return code
+        print_run(summary, runs, as_json=as_json)
+    return exit_code_of(summary, strict=strict)
 
 
 @click.command()

@@ -8,12 +8,10 @@ from pathlib import Path
 import click
 
 from harness import entry
-from harness.cli.output import best_effort, json_option, print_json
+from harness.cli.output import best_effort, json_option
 from harness.cli.progress import Progress
-from harness.cli.runs import runs_option
-from harness.errors import ExitCode
+from harness.cli.runs import exit_code_of, print_run, runs_option
 from harness.model.load import load_bench
-from harness.record.report import print_report
 from harness.rlsim.bills import bill_of, bill_of_bench, network_of
 from harness.rlsim.economics import tell_bill
 from harness.rlsim.prices import load_power, load_prices
@@ -66,17 +64,10 @@ def sim(
         progress=None if quiet else Progress(telling),
     )
     with best_effort():
-        if as_json:
-            print_json(summary)
-        else:
-            click.echo()
-            print_report(summary, sys.stdout, runs / summary.id)
+        print_run(summary, runs, as_json=as_json)
         if bill:
             click.echo("\n" + "\n".join(_bill(runs / summary.id / "bench.toml")), err=as_json)
-    code = ExitCode.BUG if summary.exit_code is None else ExitCode(summary.exit_code)
-    if code is ExitCode.PASSED and summary.status == "inconclusive" and strict:
-        return ExitCode.INCONCLUSIVE
-    return code
+    return exit_code_of(summary, strict=strict)
 
 
 def _bill(bench_file: Path) -> list[str]:

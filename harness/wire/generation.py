@@ -11,6 +11,7 @@ Stamps are on the agent's monotonic clock. Lengths in tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -59,6 +60,19 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     stage: str
     begin_ns: int
     end_ns: int
+
+
+def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Return one span a stage, from the first that began to the last that ended."""
+    found: dict[str, Span] = {}
+    for span in spans:
+        before = found.get(span.stage, span)
+        found[span.stage] = Span(
+            stage=span.stage,
+            begin_ns=min(before.begin_ns, span.begin_ns),
+            end_ns=max(before.end_ns, span.end_ns),
+        )
+    return tuple(sorted(found.values(), key=lambda span: span.begin_ns))
 
 
 # -- life of engines -------------------------------------------------------------------------

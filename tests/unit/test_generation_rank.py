@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from agents.events import Events, Forgotten
-from agents.generation.answers import joined, merged
+from agents.generation.answers import merged
 from agents.generation.base import Wait
 from agents.generation.crew import GRANT_NS, next_grant
 from agents.generation.memory import cpu_room, gpu_room, paced_room, place_problems
@@ -31,6 +31,7 @@ from harness.wire.generation import (
     Submitted,
     WeightsUpdated,
     Withdrawn,
+    joined,
 )
 
 PROFILE = load_profile(

@@ -42,6 +42,7 @@ from harness.wire.generation import (
     WeightsUpdated,
     Withdraw,
     Withdrawn,
+    joined,
 )
 from harness.wire.messages import Done, Failure, Message
 
@@ -184,7 +185,7 @@ class Generation:
                 return self._update_failed(failed, everywhere=len(failed) == len(ends))
             answers = [end for end in ends if isinstance(end, WeightsUpdated)]
             return WeightsUpdated(
-                spans=_joined(answers), moved_bytes=sum(answer.moved_bytes for answer in answers)
+                spans=_spans(answers), moved_bytes=sum(answer.moved_bytes for answer in answers)
             )
 
     def _update_failed(
@@ -227,7 +228,7 @@ class Generation:
             upto=self._engines.outputs.last,
             left=tuple(request for answer in answers for request in answer.left),
             sent_bytes={name: n for answer in answers for name, n in answer.sent_bytes.items()},
-            spans=_joined(answers),
+            spans=_spans(answers),
         )
 
     async def _on_watch(self, asked: Watch) -> Message:
@@ -292,14 +293,5 @@ async def _each(orders: Sequence[Coroutine[Any, Any, A]]) -> list[A]:
     return answers
 
 
-def _joined(answers: Iterable[Withdrawn | WeightsUpdated]) -> tuple[Span, ...]:
-    """Return one span a stage, from the first that began to the last that ended."""
-    found: dict[str, Span] = {}
-    for span in (span for answer in answers for span in answer.spans):
-        before = found.get(span.stage, span)
-        found[span.stage] = Span(
-            stage=span.stage,
-            begin_ns=min(before.begin_ns, span.begin_ns),
-            end_ns=max(before.end_ns, span.end_ns),
-        )
-    return tuple(sorted(found.values(), key=lambda span: span.begin_ns))
+def _spans(answers: Iterable[Withdrawn | WeightsUpdated]) -> tuple[Span, ...]:
+    return joined(span for answer in answers for span in answer.spans)
