@@ -268,6 +268,7 @@ def _conduct(
                     training=asked.training,
                     keep=folder.path.resolve() / CHECKPOINT,
                     resume=asked.resume,
+                    waited_us=world.waited_us,
                     work=work,
                 )
 

@@ -13,11 +13,13 @@ from harness.bench.base import Bench as RunningBench
 from harness.bench.emulated import means_of, open_emulated
 from harness.bench.emulated import notes as emulated_notes
 from harness.bench.live import open_live
+from harness.bench.pressure import waited_us
 from harness.bench.running import Places
 from harness.clock import Clock, RealClock
 from harness.model.bench import Bench
 from harness.model.simulation import Calibration, beyond
 from harness.run.asked import Asked
+from harness.run.pressure import untold
 from harness.virtual import VirtualClock, run_virtually
 
 Tell = Callable[[str], None]
@@ -31,6 +33,8 @@ class World:
     clock: Clock
     open: Callable[[Places, Tell], AbstractAsyncContextManager[RunningBench]]
     run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run
+    waited_us: Callable[[], int | None] = untold
+    """How long some task has waited for a CPU, where all of the bench shares this machine's."""
 
     @property
     def is_real(self) -> bool:
@@ -66,6 +70,7 @@ def _emulated(bench: Bench, asked: Asked) -> World:
         notes=emulated_notes(bench, means),
         clock=clock,
         open=lambda places, _: open_emulated(bench, asked.topology, places, means, clock),
+        waited_us=waited_us,
     )
 
 

@@ -98,6 +98,7 @@ PURE = (
     "harness/model/",
     "harness/scheduling/",
     "harness/fabric/",
+    "harness/run/pressure.py",
     "harness/run/stages.py",
     "harness/run/fabric/faults.py",
     "harness/run/fabric/history.py",

@@ -12,10 +12,11 @@ from rich.table import Column, Table
 from harness.cli.output import best_effort, json_option, print_json
 from harness.cli.runs import runs_option
 from harness.errors import ExitCode, UsageError
-from harness.model.documents import Event
+from harness.model.documents import Event, RunSummary
 from harness.record import store
 from harness.record.agreement import LIMITS_PCT, Agreement, Row, agreement
 from harness.record.journal import read_journal
+from harness.record.pressure import short_of_cpu
 from harness.record.summary import read_run
 
 PIPE_COLUMNS = 200
@@ -37,16 +38,21 @@ def compare(simulated: str, measured: str, *, runs: Path, strict: bool, as_json:
     harness compare runs/20261130-101500-000-aaaa runs/20261130-100000-000-bbbb
     """
     ours, theirs = store.find(runs, simulated), store.find(runs, measured)
-    _refuse(ours, theirs)
+    first, second = read_run(ours), read_run(theirs)
+    _refuse(first, second)
     found = agreement(_events(ours), _events(theirs))
     if not found.rows:
         raise UsageError(f"{ours.id} and {theirs.id} have no metric in common: nothing to compare")
+    notes = short_of_cpu(second.metrics)
     with best_effort():
         if as_json:
-            print_json(found._asdict() | {"rows": [row._asdict() for row in found.rows]})
+            rows = [row._asdict() for row in found.rows]
+            print_json(found._asdict() | {"rows": rows, "notes": notes})
         else:
             # Into a pipe every name is written whole; a terminal folds what is too long for it.
             width = None if sys.stdout.isatty() else PIPE_COLUMNS
+            for warning in notes:
+                click.echo(f"note: {second.id}: {warning}")
             Console(width=width, markup=False, highlight=False).print(_table(found))
             for line in _lines(found):
                 click.echo(line)
@@ -57,17 +63,16 @@ def compare(simulated: str, measured: str, *, runs: Path, strict: bool, as_json:
     return ExitCode.PASSED
 
 
-def _refuse(ours: store.RunFolder, theirs: store.RunFolder) -> None:
+def _refuse(ours: RunSummary, theirs: RunSummary) -> None:
     """Raise `UsageError` where these are not a simulated and a measured run of one scenario."""
-    first, second = read_run(ours), read_run(theirs)
-    if first.world != "simulated" or second.world == "simulated":
+    if ours.world != "simulated" or theirs.world == "simulated":
         raise UsageError(
-            f"expected a simulated run and a measured one: {ours.id} is {first.world}, "
-            f"{theirs.id} is {second.world}"
+            f"expected a simulated run and a measured one: {ours.id} is {ours.world}, "
+            f"{theirs.id} is {theirs.world}"
         )
-    if first.question != second.question:
+    if ours.question != theirs.question:
         raise UsageError(
-            f"{ours.id} asks {first.question!r}, {theirs.id} {second.question!r}: these are runs "
+            f"{ours.id} asks {ours.question!r}, {theirs.id} {theirs.question!r}: these are runs "
             "of different scenarios"
         )
 

@@ -17,6 +17,7 @@ import msgspec
 
 from drivers.emulators.light.abilities import Abilities
 from drivers.emulators.light.abilities import probe as probe_light
+from harness.bench.pressure import waited_us
 from harness.cli.output import json_option, show
 from harness.clock import NS_PER_MS, NS_PER_US
 from harness.errors import ExitCode
@@ -58,6 +59,17 @@ def cores() -> Finding:
     count = len(os.sched_getaffinity(0))
     few = "" if count > 1 else ": agents and switches share it, expect slow and noisy numbers"
     return Finding(name="cores", ok=count > 1, found=f"{count}{few}")
+
+
+def pressure() -> Finding:
+    """See whether the kernel tells how long tasks wait for a CPU."""
+    told = waited_us() is not None
+    found = (
+        "told: an emulated run says how far its times are this machine's"
+        if told
+        else "not told (PSI): an emulated run cannot say how far its times are this machine's"
+    )
+    return Finding(name="cpu waits", ok=told, found=found)
 
 
 def torch() -> Finding:
@@ -168,6 +180,7 @@ PROBES: tuple[Callable[[], Finding], ...] = (
     python,
     packages,
     cores,
+    pressure,
     torch,
     gpus,
     pty,

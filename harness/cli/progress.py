@@ -317,6 +317,7 @@ TELL: Mapping[str, Callable[[Data, Units], str]] = {
     "calibration": _calibration,
     "restore": _restore,
     "note": _note,
+    "pressure": _untold,
     "collective": _collective,
     "shape": _shape,
     "reconfigure": _reconfigure,

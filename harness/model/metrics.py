@@ -48,6 +48,8 @@ GENERATE = ("step", "instance")
 LOOP = ("step", "policy")
 """Of an rl step under one policy, such as ``[step=0,policy=static:8xTP1]``. `step` is the step's
 place in the scenario, the same in all repeats: they are pooled."""
+ANY_STEP = ("step", "policy")
+"""The same of every kind of step; `policy` only of an rl step."""
 GAIN = (*LOOP, "over")
 """`over`: the first policy of the step, or ``best_static``."""
 PHASE = ("step", "axis", "op")
@@ -109,6 +111,9 @@ QUANTITIES: dict[str, Quantity] = {
     "generate.kv_use_pct": Quantity("%", "mean", ("instance",), "KV blocks in use"),
     "generate.waiting": Quantity("", "mean", ("instance",), "requests queued in an instance"),
     "generate.given_up": Quantity("", "sum", (), "instances that died or stalled"),
+    "bench.cpu_waited_pct": Quantity(
+        "%", "mean", ANY_STEP, "of a step's time, that in which a task waited for a CPU"
+    ),
     "clock.bound_us": Quantity("us", "max", ("agent",), "bound of the clock offset"),
     "collective.wrong": Quantity("", "sum", (), "wrong elements over all verified rows"),
 }

@@ -97,6 +97,14 @@ STREAMS: dict[str, dict[str, Field]] = {
         "ok": Field(dtype="boolean", source="coordinator"),
         "error": text_of("coordinator"),
     },
+    # How much of a step (of an rl step, by arm) some task waited for a CPU, since what the step
+    # starts was up; only of an emulated bench, whose nodes share one machine's cores.
+    "pressure": {
+        "step": whole_of("coordinator"),
+        "policy": text_of("coordinator"),
+        "duration_s": s_of("coordinator"),
+        "cpu_waited_pct": pct_of("coordinator"),
+    },
     # Circuits were brought up (or down) without traffic: what is lit now, as "tor0-tor1@agg0",
     # the edges that stay electrical because no switch can carry them, and what failed.
     "shape": {

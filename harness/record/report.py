@@ -18,6 +18,7 @@ from harness.model.streams import STAGES
 from harness.record.fabric import fabric_sections
 from harness.record.figures import DASH, bound_only, figure, size, with_bound
 from harness.record.generation import generation_sections
+from harness.record.pressure import cpu_waited
 from harness.record.rl import rl_sections
 from harness.record.section import Section
 
@@ -78,7 +79,8 @@ def sections(summary: RunSummary, folder: Path | None = None) -> Iterator[Sectio
     """Yield the parts of the report, in order; empty ones are left out."""
     yield _head(summary)
     if summary.parts:
-        yield Section(_bench_title(summary), (), ("part", "what"), list(_parts(summary)), (0, 1))
+        lines, parts = cpu_waited(summary.metrics), list(_parts(summary))
+        yield Section(_bench_title(summary), lines, ("part", "what"), parts, (0, 1))
     if rows := list(_collectives(summary)):
         yield Section("Collectives", COLLECTIVES, ROW, rows, (0, 1))
     yield from _reconfigurations(summary)

@@ -17,6 +17,7 @@ from harness.model.documents import Event, Metric
 from harness.model.metrics import Quantity, Statistic, metric_name, parse_metric, quantities
 from harness.model.streams import STAGES, SWITCH_STAGES
 from harness.record.intervals import half_width, ratio_half_width
+from harness.record.pressure import pressure_samples
 from harness.record.rl_samples import rl_samples
 
 DURATIONS_MS = (
@@ -53,7 +54,7 @@ def samples_of(events: Iterable[Event]) -> Samples:
     for event in events:
         if take := TAKE.get(event.stream):
             take(samples, event.data)
-    for base, labels, values in rl_samples(events):
+    for base, labels, values in (*rl_samples(events), *pressure_samples(events)):
         samples.add(base, labels, values, total=False)
     return samples
 
@@ -263,4 +264,4 @@ TAKE: Mapping[str, Callable[[Samples, Mapping[str, Any]], None]] = {
     "given_up": _given_up,
     "clock": _clock,
 }
-"""The streams whose events give samples one by one; `rl_samples` looks at several together."""
+"""The streams whose events give samples one by one; others look at several together."""

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from harness.errors import BadFile, ExitCode, HarnessError, InfrastructureError
 from harness.fabric.topology import topology_of
-from harness.model.documents import SCHEMA, Document, Event, RunSummary, Start, Stop
+from harness.model.documents import SCHEMA, Document, Event, Metric, RunSummary, Start, Stop
 from harness.model.listing import few
 from harness.model.load import load_bench
 from harness.record.fabric_samples import summaries_of
 from harness.record.journal import Journal, JournalReader, read_journal
 from harness.record.picture import picture_of
+from harness.record.pressure import short_of_cpu
 from harness.record.samples import metrics_of
 from harness.record.store import RunFolder
 from harness.record.verdict import Ending, broken_promises, ending, evaluate
@@ -74,9 +75,7 @@ def summarise(
             *start.notes,
             *_torn(documents),
             *_missing(stop, counts),
-            *_stayed_electrical(events),
-            *_fabric_at_fault(events),
-            *_warnings(events),
+            *_to_know(events, metrics),
         ),
         metrics=metrics,
         checks=tuple(evaluate(check, metrics) for check in start.checks),
@@ -159,6 +158,14 @@ def _draw(folder: RunFolder) -> None:
         events = (each for each in read_journal(folder.journal) if isinstance(each, Event))
         if picture := picture_of(topology, events):
             (folder.path / PICTURE).write_text(picture, encoding="utf-8")
+
+
+def _to_know(events: Sequence[Event], metrics: Mapping[str, Metric]) -> Iterator[str]:
+    """Yield what a reader must know of a run before its numbers."""
+    yield from _stayed_electrical(events)
+    yield from _fabric_at_fault(events)
+    yield from short_of_cpu(metrics)
+    yield from _warnings(events)
 
 
 def _missing(stop: Stop | None, counts: Mapping[str, int]) -> list[str]:

@@ -13,6 +13,7 @@ from harness.fabric.links import Plan
 from harness.model.scenario import Scenario
 from harness.run import custody
 from harness.run.generation.asked import GenerationAsked
+from harness.run.pressure import Pressure, untold
 from harness.run.rl.asked import TrainingAsked
 from harness.run.session import Record, Session
 from harness.run.steps import perform
@@ -60,12 +61,14 @@ async def execute(
     training: TrainingAsked | None = None,
     keep: Path = Path(CHECKPOINT),
     resume: Path | None = None,
+    waited_us: Callable[[], int | None] = untold,
     work: Work = perform_all,
 ) -> None:
     """Do the work of a run; the switches are restored whatever happens.
 
     `snapshots` is where what undoes it is kept: None on a bench that ends with this process. Loops
-    leave their checkpoints in `keep`.
+    leave their checkpoints in `keep`. `waited_us` tells how long some task of the bench has waited
+    for a CPU.
 
     Raises the first error, or `RestoreFailed`, which outranks it, when a switch could not be put
     back as it was found.
@@ -82,6 +85,7 @@ async def execute(
                 training_asked=training,
                 keep=keep,
                 resume=resume,
+                pressure=Pressure(waited_us),
             )
             await bench.steer(bench.topology.routes(frozenset()))
             limit = asyncio.timeout(scenario.timeout_s)

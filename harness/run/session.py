@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -14,6 +14,7 @@ from harness.errors import InfrastructureError
 from harness.fabric.links import DARK, Link, Plan
 from harness.model.scenario import Scenario
 from harness.run.generation.asked import GenerationAsked
+from harness.run.pressure import Pressure
 from harness.run.rl.asked import TrainingAsked
 from harness.wire.messages import (
     DestroyGroups,
@@ -76,6 +77,8 @@ class Session:
     """Where loops leave their checkpoints."""
     resume: Path | None = None
     """The same of an earlier run, from which the first loop goes on."""
+    pressure: Pressure = field(default_factory=Pressure)
+    """How short CPUs are, where all of the bench is on this machine."""
     closing: AsyncExitStack = field(default_factory=AsyncExitStack)
     """What steps leave open for later steps; it is closed whichever way the run ends."""
 
@@ -108,6 +111,22 @@ class Session:
     async def everyone(self, body: Message, reply: type[R], timeout_ns: int) -> dict[str, R]:
         """Ask every worker the same."""
         return await self.bench.ask_all(dict.fromkeys(self.workers, body), reply, timeout_ns)
+
+    # -- how short CPUs are --------------------------------------------------------------
+
+    @contextmanager
+    def pressed(self, step: int, policy: str = "") -> Iterator[None]:
+        """Tell, once the body is over, how much of its time some task waited for a CPU."""
+        self.all_up()
+        try:
+            yield
+        finally:
+            if row := self.pressure.row(self.bench.clock.now_ns(), step, policy):
+                self.record.event("pressure", row)
+
+    def all_up(self) -> None:
+        """Let what is told of a step begin now: starting processes is no part of what it times."""
+        self.pressure.begin(self.bench.clock.now_ns())
 
     # -- ranks and communicators ---------------------------------------------------------
 
@@ -160,6 +179,7 @@ class Session:
                     "text": f"{_ranks(answer.pids)} on {answer.backend}",
                 },
             )
+        self.all_up()
 
     async def destroy_groups(self) -> int:
         """Destroy all communicators; return the last rank's stamp, mapped."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext
 
 from harness.clock import NS_PER_S
 from harness.errors import InfrastructureError, StepFailed, UsageError
@@ -24,7 +25,9 @@ Step = Collectives | Shift | Reconfigure | Generate | Rl
 
 async def perform(session: Session, step: Step, number: int) -> None:
     """Perform one step; errors carry their own exit code."""
-    await PERFORM[type(step)](session, step, number)
+    by_arm = isinstance(step, Rl)  # it tells of each arm by itself
+    with nullcontext() if by_arm else session.pressed(number):
+        await PERFORM[type(step)](session, step, number)
 
 
 async def collectives(session: Session, step: Collectives, number: int) -> None:

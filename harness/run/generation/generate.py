@@ -42,6 +42,7 @@ async def generate(session: Session, step: Generate, number: int) -> None:
         session.fleet = await open_fleet(
             session, asked, stall_s=step.stall_s, stage_timeout_s=step.stage_timeout_s
         )
+        session.all_up()
     await _Step(session.fleet, asked, step, number).run()
 
 

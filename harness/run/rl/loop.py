@@ -62,7 +62,8 @@ async def rl(session: Session, step: Rl, number: int) -> None:
             continue
         mine = kept if (number, index) == left_at else None
         place = Place(number, index, repeat, seed)
-        await Loop(session, step, place, arm, replay).run(mine)
+        with session.pressed(number, str(arm)):
+            await Loop(session, step, place, arm, replay).run(mine)
 
 
 def _drawn(asked: GenerationAsked, repeat: int) -> tuple[Replay, int]:
@@ -204,6 +205,7 @@ class Loop:
         self.begin_ns = self.step_end_ns = self.clock.now_ns()
         self.asked_ns = dict.fromkeys(self.asked_ns, self.begin_ns)
         self.trainees.busy_ns = 0
+        self.session.all_up()
 
     async def _go_on(self, kept: Kept) -> None:
         """Take over what a run that was killed had: weights, samples, and how old they are."""
