@@ -8,7 +8,8 @@ One file per (model, GPU), with three ways to know a step time, the better one f
 
 Every number names a source, and ``[sources]`` says what that is and its date. The same profile
 paces the emulated accelerator and feeds the simulator: one profile, two clocks. `costs_of` gives
-the step times of one layout. Schema and choice only; pure. `harness.model.load` reads files.
+the step times of one layout, `load_ns` how long its weights take to come. Schema and choice only;
+pure. `harness.model.load` reads files.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import msgspec
 
 from harness.errors import UsageError
-from harness.model.layout import Gpu, Layout
+from harness.model.layout import Gpu, Layout, weight_bytes_per_gpu
 from harness.model.roofline import Rates, RooflineCosts
 from harness.model.shape import ModelShape
 from harness.model.steptime import FittedCosts, StepCosts, TableCosts
@@ -37,9 +38,9 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GpuFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One GPU: capacity, and peaks by its data sheet; `link` is one way, per GPU.
+    """One GPU: capacity, and peaks by its data sheet; `link` and `host` are one way, per GPU.
 
-    Only a roofline needs the peaks.
+    Only a roofline needs the peaks. `host` is what it takes in from host memory, over PCIe.
     """
 
     name: str
@@ -48,6 +49,7 @@ class GpuFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bandwidth_gb_per_s: Figure | None = None
     peak_tflop_per_s: Figure | None = None
     link_gb_per_s: Figure | None = None
+    host_gb_per_s: Figure | None = None
 
 
 class Roofline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,6 +151,20 @@ def costs_of(profile: Profile, layout: Layout) -> StepCosts:
                 prefill_max_tokens=fit.prefill_max_tokens,
             )
     return RooflineCosts(layout, profile.shape, _rates(profile, layout))
+
+
+def load_ns(profile: Profile, layout: Layout, speed: float = 1.0) -> int:
+    """Return how long a rank takes in its shard, all of it, `speed` times as fast; see `host_ns`.
+
+    Each GPU has a PCIe link of its own: the ranks of a node load side by side.
+    """
+    return host_ns(profile, weight_bytes_per_gpu(layout, profile.shape), speed)
+
+
+def host_ns(profile: Profile, size_bytes: float, speed: float = 1.0) -> int:
+    """Return how long a GPU takes so much in from host memory; 0 where the profile has no rate."""
+    rate = profile.gpu.host_gb_per_s
+    return 0 if rate is None else round(size_bytes / rate.value / speed)  # 1 GB/s: a byte per ns
 
 
 def _rates(profile: Profile, layout: Layout) -> Rates:

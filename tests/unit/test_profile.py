@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from harness.errors import BadFile, UsageError
 from harness.model.layout import Layout, parse_layout
 from harness.model.load import load_profile
-from harness.model.profile import Figure, Profile, costs_of
+from harness.model.profile import Figure, Profile, costs_of, load_ns
 from harness.model.steptime import (
     FittedCosts,
     StepCosts,
@@ -171,6 +171,25 @@ def test_many_steps_take_what_they_take_one_by_one(
     assert total_ns == sum(one_by_one)
 
 
+def test_a_rank_takes_in_its_shard_over_its_own_link() -> None:
+    profile = load_profile(PROFILES / "qwen2.5-14b-h800.toml")
+    gpu = msgspec.structs.replace(profile.gpu, host_gb_per_s=Figure(50, "pcie"))
+    fast = msgspec.structs.replace(profile, gpu=gpu)
+    assert load_ns(fast, Layout()) / 1e9 == pytest.approx(29.54 / 50, rel=1e-3)
+    assert load_ns(fast, Layout(tp=2)) == pytest.approx(load_ns(fast, Layout()) / 2, rel=1e-3)
+    assert load_ns(fast, Layout(8, tp=2)) == load_ns(fast, Layout(tp=2)), "side by side"
+    assert load_ns(fast, Layout(), 20.0) == pytest.approx(load_ns(fast, Layout()) / 20, abs=1)
+    unstated = msgspec.structs.replace(gpu, host_gb_per_s=None)
+    assert load_ns(msgspec.structs.replace(profile, gpu=unstated), Layout()) == 0
+
+
+@pytest.mark.parametrize("path", sorted(PROFILES.glob("*.toml")), ids=lambda path: path.stem)
+def test_a_gpu_takes_in_no_more_than_its_slot_can_carry(path: Path) -> None:
+    rate = load_profile(path).gpu.host_gb_per_s
+    assert rate is not None
+    assert rate.value < 32 * 16 * (128 / 130) / 8  # PCIe 5.0: GT/s, lanes, bits that are data
+
+
 def test_a_layout_without_figures_is_refused_and_the_known_ones_named() -> None:
     profile = load_profile(PROFILES / "qwen3-235b-a22b-h800.toml")
     with pytest.raises(UsageError, match=r"all_to_all_us for a group of 16 GPUs; there is 4, 8"):
@@ -232,6 +251,7 @@ def test_measurements_go_before_the_roofline(tmp_path: Path) -> None:
         ('value = 3350, source = "h800"', 'value = 3350, source = "h80"',
          "gpu.bandwidth_gb_per_s.source: no source 'h80'; did you mean 'h800'?"),
         ("value = 3350", "value = 0", "gpu.bandwidth_gb_per_s.value: expected more than 0"),
+        ("value = 51", "value = 0", "gpu.host_gb_per_s.value: expected more than 0"),
         ("layers = 48", "layers = 0", "shape.layers: expected at least 1"),
         ("2 = { value = 8.5", "two = { value = 8.5", "roofline.all_reduce_us.two: name the number"),
         ("[[3700, 3800]", "[[3900, 3800]", "tables[0].step_us: falls as the load grows"),
