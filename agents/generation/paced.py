@@ -3,8 +3,9 @@
 Nothing is computed. Rank 0 runs the instance's requests (`agents.generation.pace`); every rank
 holds its shard of the weights and the KV that was sent to it, both of the model's size times
 `bytes_scale`. A shard is copied from a file that weight sync brought, or from this process' host
-copy of all weights (scaled, random, read by nothing); sleeping frees it. KV moves over TCP between
-ranks (`agents.generation.transfer`), is checked on arrival, and is worth nothing unless all came.
+copy of all weights (scaled, random, read by nothing), in the time that its GPU would take for all
+of it, where the profile says; sleeping frees it. KV moves over TCP between ranks
+(`agents.generation.transfer`), is checked on arrival, and is worth nothing unless all came.
 
 Commands that take the device (weights, KV, timing) stop the steps, as in an engine whose loop
 does one thing at a time; after them a new timeline begins.
@@ -25,18 +26,15 @@ import numpy as np
 from agents.generation.base import Marks, Seat, Tell, Wait
 from agents.generation.group import Group
 from agents.generation.kv import Bytes, Kv
-from agents.generation.pace import Pace
+from agents.generation.pace import Pace, sleep_until_ns
 from agents.generation.shards import Tensors
 from agents.generation.transfer import SEND_NS, Landing, Piece, send
 from harness.errors import UsageError
 from harness.model import intake, room
 from harness.model.batching import Batching, Limits
 from harness.model.intake import Refused
-from harness.model.layout import (
-    Layout,
-    weight_bytes_per_gpu,
-)
-from harness.model.profile import Profile, costs_of
+from harness.model.layout import Layout, weight_bytes_per_gpu
+from harness.model.profile import Profile, costs_of, load_ns
 from harness.model.requests import Carried
 from harness.model.reshard import Part, group_of, moves, part_of
 from harness.model.steptime import Faster, StepCosts
@@ -360,11 +358,15 @@ class Paced:
         return weights
 
     def _load(self, into: Bytes, seat: Seat, file: Tensors | None) -> None:
+        """Fill a shard, and be done no sooner than its GPU would be."""
+        lasts_ns = load_ns(self._profile, seat.instance.layout, self._spec.speed)
+        done_ns = time.monotonic_ns() + lasts_ns
         if file:
             file.fill(into, seat.rank * into.nbytes)
         else:
             first = min(seat.rank * into.nbytes, self._host.nbytes - into.nbytes)
             np.copyto(into, self._host[first : first + into.nbytes])
+        sleep_until_ns(done_ns)
 
 
 def _decode(apart: Pace, batch: int, known_tokens: int, response_tokens: int) -> None:

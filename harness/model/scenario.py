@@ -104,8 +104,9 @@ class Generation(Strict, frozen=True, kw_only=True):
     temperature: float = 0.0
     """vllm: of sampling, seeded by request; 0 takes the likeliest token."""
     speed: float = 1.0
-    """paced: how many times as fast as the profile says everything computes. Weights, KV and
-    messages are not any faster, so what they cost weighs more."""
+    """paced: how many times as fast as the profile says everything computes, and weights come from
+    host memory. Bytes that are really copied or sent, and messages, are not any faster, so what
+    they cost weighs more."""
 
 
 class Generate(Strict, frozen=True, kw_only=True, tag_field="do", tag="generate"):

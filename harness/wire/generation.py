@@ -51,7 +51,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     """vllm: 0 takes the likeliest token; else it is drawn, seeded by request and position."""
     speed: float = 1.0
-    """paced: steps take 1 / speed of the profile's time."""
+    """paced: steps, and taking in weights, take 1 / speed of the profile's time."""
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):

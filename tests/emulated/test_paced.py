@@ -24,6 +24,7 @@ from harness.model.intake import Refused
 from harness.model.layout import Layout, parse_layout
 from harness.model.load import load_profile
 from harness.model.placement import Instance
+from harness.model.profile import load_ns
 from harness.model.requests import Carried
 from harness.wire.generation import EngineSpec, KvTarget, Output, Verb, Work
 
@@ -260,6 +261,24 @@ def test_new_weights_are_really_copied_and_give_the_tokens_after_them(start: Sta
         ranks.engines[0].update_weights(1, "", drop_kv=False)
     with pytest.raises(UsageError, match="/weights: No such file"):
         ranks.engines[0].update_weights(3, "/weights", drop_kv=False)
+
+
+def test_weights_come_no_sooner_than_a_gpu_takes_them_in(start: Start) -> None:
+    lasts_ns = load_ns(PROFILE, Layout(tp=2), SPEC.speed)
+    began_ns = time.monotonic_ns()
+
+    def took_ns() -> int:
+        nonlocal began_ns
+        before_ns, began_ns = began_ns, time.monotonic_ns()
+        return began_ns - before_ns
+
+    ranks = start("1xTP2")
+    assert took_ns() >= lasts_ns
+    ranks.all(lambda engine: engine.update_weights(2, "", drop_kv=True))
+    assert took_ns() >= lasts_ns
+    ranks.all(lambda engine: engine.sleep())
+    ranks.all(lambda engine: engine.wake(3, marks))
+    assert took_ns() >= lasts_ns
 
 
 def test_an_engine_sleeps_only_when_empty_and_wakes_as_it_was(start: Start) -> None:

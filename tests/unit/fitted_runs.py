@@ -41,7 +41,7 @@ processes_s = { value = 3.0 }
 teardown_s = { value = 0.004 }
 groups_s = { value = 0.012 }
 weights_fixed_s = { value = 0.003 }
-weights_gb_per_s = { value = 2.0 }
+weights_gb_per_s = { value = 0.2 }
 kv_cache_s = { value = 0.002 }
 kv_fixed_s = { value = 0.001 }
 kv_gb_per_s = { value = 0.02 }

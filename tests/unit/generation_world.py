@@ -68,7 +68,7 @@ def figures(step_share: float = 1.0) -> Calibration:
             teardown_s=of(0.25),
             groups_s=of(0.5),
             weights_fixed_s=of(0.125),
-            weights_gb_per_s=of(0.01),
+            weights_gb_per_s=of(0.002),
             kv_cache_s=of(0.0625),
             kv_gb_per_s=of(2.0),
             step_share=of(step_share),
@@ -81,7 +81,7 @@ def figures(step_share: float = 1.0) -> Calibration:
             carry_gb_per_s=one,
             bucket_us=one,
             load_fixed_s=of(0.5),
-            load_gb_per_s=of(0.02),
+            load_gb_per_s=of(0.004),
         ),
     )
 

@@ -10,7 +10,7 @@ from generation_world import PROFILE, SPEC, Told, lasted_s, run
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.model.placement import Instance
-from harness.model.profile import costs_of
+from harness.model.profile import Figure, costs_of, load_ns
 from harness.model.steptime import step_ns
 from harness.wire.generation import (
     Admission,
@@ -52,7 +52,7 @@ def test_requests_run_to_their_end_in_every_shape() -> None:
             built = await n.build(instances)
             of_rank = built.capacities[instances[0].name].weights_bytes / len(instances[0].gpus)
             assert lasted_s(built.spans) == pytest.approx(
-                {"groups": 0.5, "weights": 0.125 + of_rank / 1e7, "kv_cache": 0.0625}
+                {"groups": 0.5, "weights": 0.125 + of_rank / 2e6, "kv_cache": 0.0625}
             )
             for item in instances:
                 assert len(set(built.kv_peers[item.name])) == len(item.gpus)
@@ -63,6 +63,24 @@ def test_requests_run_to_their_end_in_every_shape() -> None:
             assert lasted_s((await n.tear_down(instances)).spans) == {"teardown": 0.25}
         await n.ask(CloseGeneration(), Done)
         assert (await n.fails(Watch(after=0, wait_ns=0))).error == "NotOpen"
+
+    run(test)
+
+
+def test_weights_come_no_sooner_than_gpus_take_them_in() -> None:
+    async def test(n: Told) -> None:
+        gpu = msgspec.structs.replace(PROFILE.gpu, host_gb_per_s=Figure(5.0, "pcie"))
+        slow = msgspec.structs.replace(PROFILE, gpu=gpu)
+        (pair,) = n.layout("1xTP2")
+        await n.open(msgspec.structs.replace(SPEC, profile=slow, speed=2.0), prebuild=[[pair]])
+        lasts_s = load_ns(slow, pair.layout, 2.0) / NS_PER_S
+        for strategy in ("rebuild", "pool"):
+            built = await n.build([pair], strategy)
+            assert lasted_s(built.spans)["weights"] == pytest.approx(0.125 + lasts_s)
+            update = UpdateWeights(instances=(pair.name,), version=1)
+            updated = await n.ask(update, WeightsUpdated)
+            assert lasted_s(updated.spans)["weights"] == pytest.approx(0.5 + lasts_s)
+            await n.tear_down([pair], strategy)
 
     run(test)
 
@@ -369,7 +387,7 @@ def test_weights_that_were_brought_give_the_tokens_after_them() -> None:
         assert updated.moved_bytes == sum(held)
         (span,) = updated.spans  # of both, each at the end of its step
         assert span.end_ns == n.now_ns
-        assert 0.5 + held[0] / 2e7 <= lasted_s([span])["weights"] < 0.55 + held[0] / 2e7
+        assert 0.5 + held[0] / 4e6 <= lasted_s([span])["weights"] < 0.55 + held[0] / 4e6
         await n.finished("a")
         versions = [output.version for output in n.outputs]
         assert sorted(set(versions)) == [1, 2]

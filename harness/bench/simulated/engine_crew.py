@@ -14,6 +14,7 @@ from harness.bench.simulated.kv import Landing, send
 from harness.bench.simulated.outputs import Outputs
 from harness.bench.simulated.pace import Pace
 from harness.bench.simulated.world import World
+from harness.clock import NS_PER_S
 from harness.errors import BadFile, InfrastructureError
 from harness.model import intake
 from harness.model.advance import plan_stretch
@@ -21,10 +22,11 @@ from harness.model.batching import Batching, Limits, complete_step
 from harness.model.intake import Refused
 from harness.model.layout import weight_bytes_per_gpu
 from harness.model.placement import Instance
-from harness.model.profile import Profile, costs_of
+from harness.model.profile import Profile, costs_of, load_ns
 from harness.model.requests import Carried
 from harness.model.room import limits_of
 from harness.model.shape import ModelShape
+from harness.model.simulation import Figure
 from harness.model.steptime import Faster, StepCosts
 from harness.rlsim.engine import Engine
 from harness.wire.generation import (
@@ -62,6 +64,7 @@ class EngineCrew:
         self.limits = _limits(spec, spec.profile, instance)
         self.rank_bytes = _rank_bytes(spec, spec.profile.shape, instance)
         """Weights that each of its ranks holds."""
+        self._load_ns = load_ns(spec.profile, instance.layout, spec.speed)
         self._shape, self._bytes_scale = spec.profile.shape, spec.bytes_scale
         speed = world.bench.nodes[node].speed / world.figures.generation.step_share.value
         self._costs = _costs(spec, spec.profile, instance, speed)
@@ -85,6 +88,14 @@ class EngineCrew:
             vocab=self._shape.vocab,
             weights_bytes=self.instance.layout.gpus * self.rank_bytes,
         )
+
+    def copies_s(self, host_rate: Figure) -> float:
+        """Return how long its ranks, side by side, take in their weights.
+
+        As their GPUs would, or as the host, in GB/s, copies what is really held if that is longer.
+        A node's `speed` is of computing alone.
+        """
+        return max(self._load_ns / NS_PER_S, self.rank_bytes / 1e9 / host_rate.value)
 
     def begin(self, version: int) -> None:
         """Begin with no requests, at these weights."""
@@ -208,7 +219,7 @@ class EngineCrew:
             if asked.drop_kv:
                 intake.drop_kv(state)
             async with self.held():
-                copying_s = self.rank_bytes / (figures.load_gb_per_s.value * 1e9)
+                copying_s = self.copies_s(figures.load_gb_per_s)
                 await self._world.takes(figures.load_fixed_s.value + copying_s)
             span = self._span("weights", begin_ns)
             return WeightsUpdated(spans=(span,), moved_bytes=self.capacity.weights_bytes)

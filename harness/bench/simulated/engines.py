@@ -174,8 +174,8 @@ class Engines:
     def _lasts_s(self, stage: str, crews: Iterable[EngineCrew]) -> float:
         figures = self._figures
         if stage == "weights":
-            copied_bytes = max((crew.rank_bytes for crew in crews), default=0)
-            copying_s = copied_bytes / (figures.weights_gb_per_s.value * 1e9)
+            rate = figures.weights_gb_per_s
+            copying_s = max((crew.copies_s(rate) for crew in crews), default=0.0)
             return figures.weights_fixed_s.value + copying_s
         figure: Figure = figures.groups_s if stage == "groups" else figures.kv_cache_s
         return figure.value

@@ -13,7 +13,7 @@ from harness.rlsim.fits.control import MESSAGE
 from harness.rlsim.fits.held import Held
 from harness.rlsim.fits.measured import Measured
 from harness.rlsim.fits.row import Figures, Model, Row
-from harness.rlsim.fits.syncs import IDLE_S
+from harness.rlsim.fits.syncs import IDLE_S, copies
 from harness.rlsim.fits.wires import Loads, Networks
 
 TABLE = "generation."
@@ -60,21 +60,20 @@ def _stages(measured: Measured, row: Stamped, held: Held) -> Iterator[Row]:
         lambda figures: waves * (figures[MESSAGE] / 1e6 + figures[TEARDOWN]),
         (MESSAGE, TEARDOWN),
     )
-    sizes_bytes = [held.of_rank_bytes(node) for node in row["nodes"]] or [0]
-    copied_bytes = sum(sizes_bytes) if waves > 1 else max(sizes_bytes)
-    models["weights"] = (_copied(copied_bytes, waves), (WEIGHTS, WEIGHTS_RATE))
+    sizes_bytes = [held.of_rank_bytes(node) for node in row["nodes"]]
+    if waves == 1:
+        sizes_bytes = [max(sizes_bytes, default=0)]
+    copying = copies(measured, sizes_bytes, WEIGHTS, WEIGHTS_RATE)
+    models["weights"] = (copying, (WEIGHTS, WEIGHTS_RATE))
+    alike = tuple(round(size_bytes, -4) for size_bytes in sizes_bytes)
     for stage, (model, needs) in models.items():
         if took_ms := row["stages"].get(stage):
-            key = (waves, round(copied_bytes, -4) if stage == "weights" else 0)
+            key = (waves, alike if stage == "weights" else ())
             yield Row(f"switch.{stage}", measured.name, key, took_ms / 1e3, needs, model)
 
 
 def _alone(figure: str, waves: int) -> Model:
     return lambda figures: waves * figures[figure]
-
-
-def _copied(size_bytes: int, waves: int) -> Model:
-    return lambda figures: waves * figures[WEIGHTS] + size_bytes / 1e9 / figures[WEIGHTS_RATE]
 
 
 # -- KV from engine to engine ----------------------------------------------------------------------

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from harness.clock import NS_PER_S
+from harness.model.profile import host_ns
 from harness.model.scenario import Rl
 from harness.model.sizes import parse_size
 from harness.rlsim.fits.control import MESSAGE
 from harness.rlsim.fits.held import Held
 from harness.rlsim.fits.measured import Hops, Measured
-from harness.rlsim.fits.row import Figures, Row
+from harness.rlsim.fits.row import Figures, Model, Row
 from harness.rlsim.fits.wires import Loads, Networks, Wires
 
 GATHER, GATHER_RATE = "sync.gather_fixed_s", "sync.gather_gb_per_s"
@@ -161,12 +162,29 @@ def _asked(measured: Measured, row: Stamped) -> Iterator[Row]:
 
 def _loaded(measured: Measured, row: Stamped, size_bytes: int) -> Row:
     """Each rank copies what it holds, all at once; the largest takes longest."""
-
-    def model(figures: Figures) -> float:
-        return figures[LOAD] + size_bytes / 1e9 / figures[LOAD_RATE]
-
+    model = copies(measured, [size_bytes], LOAD, LOAD_RATE)
     key = round(size_bytes, -4)
     return Row("sync.load", measured.name, key, row["load_s"], (LOAD, LOAD_RATE), model)
+
+
+def copies(measured: Measured, sizes_bytes: Sequence[int], fixed: str, rate: str) -> Model:
+    """Return the time of shards that are copied one after another, by names of two figures.
+
+    As `harness.bench.simulated.engine_crew` has it: none takes less than its GPU would for all of
+    what `sizes_bytes` are `bytes_scale` of.
+    """
+    engine, profile = measured.scenario.generation, measured.profile
+    if engine is None or engine.engine != "paced" or profile is None:
+        least_s = [0.0 for _ in sizes_bytes]
+    else:
+        wholes_bytes = [size_bytes / engine.bytes_scale for size_bytes in sizes_bytes]
+        least_s = [host_ns(profile, whole, engine.speed) / NS_PER_S for whole in wholes_bytes]
+
+    def model(figures: Figures) -> float:
+        copying_s = (size_bytes / 1e9 / figures[rate] for size_bytes in sizes_bytes)
+        return sum(figures[fixed] + max(pair) for pair in zip(least_s, copying_s, strict=True))
+
+    return model
 
 
 def loads_key(loads: Loads) -> tuple[float, float]:
