@@ -106,6 +106,17 @@ def parse(url: str) -> Address:
     return _socket(url, parts)
 
 
+def baud_of(url: str) -> int | None:
+    """Return the speed of a serial URL in bit/s, whether or not it names a device file; else None.
+
+    An emulated unit's has none until the unit is there.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "serial":
+        return None
+    return int(dict(parse_qsl(parts.query)).get("baud", SerialAddress.baud))
+
+
 def _socket(url: str, parts: SplitResult) -> SshAddress | TcpAddress:
     try:
         port = parts.port

@@ -68,6 +68,7 @@ class PolatisScpi(_Polatis[ScpiLine]):
     """A Polatis unit spoken to in SCPI. Opening identifies it."""
 
     MAP = ":OXC:SWIT:CONN:STAT?"
+    POWER = ":PMON:POW?"
 
     def __init__(self, access: Access) -> None:
         super().__init__(access, ScpiLine(access))
@@ -112,7 +113,7 @@ class PolatisScpi(_Polatis[ScpiLine]):
     def power_dbm(self, ports: Sequence[int]) -> Mapping[int, float]:
         """Read optical power; raise `Misuse` for a unit without power monitors."""
         _must_have_power(self.name, self._identity.model, self.capabilities)
-        return self._per_port(":PMON:POW?", ports, scpi.parse_powers)
+        return self._per_port(self.POWER, ports, scpi.parse_powers)
 
     def port_states(self, ports: Sequence[int]) -> Mapping[int, PortState]:
         """Read whether ports are enabled, disabled (shutter closed) or failed."""
@@ -160,6 +161,7 @@ class PolatisTl1(_Polatis[Tl1Line]):
     """A Polatis unit spoken to in TL1. Opening logs in, where we can, and identifies it."""
 
     READ = tl1.Request("RTRV-PATCH")
+    POWER = "RTRV-PORT-POWER"
 
     def __init__(self, access: Access) -> None:
         super().__init__(access, Tl1Line(access))
@@ -196,7 +198,7 @@ class PolatisTl1(_Polatis[Tl1Line]):
     def power_dbm(self, ports: Sequence[int]) -> Mapping[int, float]:
         """Read optical power; raise `Misuse` for a unit without power monitors."""
         _must_have_power(self.name, self._identity.model, self.capabilities)
-        found = self._per_port("RTRV-PORT-POWER", ports, _POWER_ROW)
+        found = self._per_port(self.POWER, ports, _POWER_ROW)
         return {port: float(text) for port, text in found.items()}
 
     def port_states(self, ports: Sequence[int]) -> Mapping[int, PortState]:

@@ -51,11 +51,11 @@ class Control(Strict, frozen=True, kw_only=True):
     switch_ms: Figure
     """A switch takes a change and reads it back, beyond the time that its mirrors move."""
     light_ms: Figure
-    """From mirrors at rest to light that is told."""
+    """From mirrors at rest to light that is told; over a serial line, of each look beside bytes."""
     serial_ms: Figure = Figure(value=0.0, source="none is stated")
-    """A switch takes a change so much later over a serial line: commands are long."""
+    """A switch takes a change so much later over a serial line, beside the bytes that pass it."""
     ssh_ms: Figure = Figure(value=0.0, source="none is stated")
-    """The same over an SSH session."""
+    """The same over an SSH session, whatever passes it."""
 
 
 class Collectives(Strict, frozen=True, kw_only=True):

@@ -102,13 +102,76 @@ def test_a_change_is_dark_at_once_and_lit_when_the_mirrors_have_moved() -> None:
     play(body)
 
 
-@pytest.mark.parametrize(("url", "longer_ms"), [("ssh://admin@", 4.0), ("serial://", 16.0)])
-def test_a_change_takes_longer_over_some_lines(url: str, longer_ms: float) -> None:
-    spec = Switch(driver="polatis-scpi", url=url, ports="1-8,17-24")
-    figures = structs.replace(CONTROL, serial_ms=Figure(value=16.0), ssh_ms=Figure(value=4.0))
-    line = Line(spec, behaviour_of("agg0", spec, Links()), figures, Random(1))
+def line_of(url: str, driver: str = "polatis-scpi", **figures: float) -> Line:
+    """A line to a unit that moves its mirrors within 25 ms."""
+    spec = Switch(driver=driver, url=url, ports="1-8,17-24", power_averaging=1)
+    control = structs.replace(CONTROL, **{name: Figure(value=ms) for name, ms in figures.items()})
+    return Line(spec, behaviour_of("agg0", spec, Links()), control, Random(1))
+
+
+def test_a_change_takes_longer_behind_ssh() -> None:
+    line = line_of("ssh://admin@", ssh_ms=4.0)
     receipt = line.rewire((), [(1, 17)])
-    assert ms_of(receipt.acknowledged_ns - receipt.sent_ns) == CHANGE_MS + longer_ms
+    assert ms_of(receipt.acknowledged_ns - receipt.sent_ns) == CHANGE_MS + 4
+
+
+def shows_light(line: Line, port: int, at_ms: float) -> bool:
+    return line.model.power_dbm(port, round(at_ms * NS_PER_MS)) > -25
+
+
+BYTE_MS = 10 / 38.4
+"""At 38400 baud."""
+
+
+def bytes_ms(*said: str) -> float:
+    return sum(map(len, said)) * BYTE_MS
+
+
+def test_bytes_take_a_serial_line_time_and_a_unit_obeys_before_it_answers() -> None:
+    line = line_of("serial://?baud=38400", serial_ms=0.5)
+    read, empty, lit = ":OXC:SWIT:CONN:STAT?\r\n", "(@),(@)\r\n", "(@1),(@17)\r\n"
+    line.read()
+    assert ms_of(line.now_ns) == pytest.approx(READ_MS + bytes_ms(read, empty), abs=1e-3)
+    command = ":OXC:SWIT:CONN:ADD (@1),(@17);STAT?\r\n"
+    receipt = line.rewire((), [(1, 17)])
+    lit_ms = ms_of(receipt.sent_ns) + bytes_ms(command) + SWITCH_MS  # before it has answered all
+    assert not shows_light(line, 17, lit_ms - METER_MS)
+    assert shows_light(line, 17, lit_ms + METER_MS)
+    took_ms = CHANGE_MS + 0.5 + bytes_ms(command, lit)
+    assert ms_of(receipt.acknowledged_ns - receipt.sent_ns) == pytest.approx(took_ms, abs=1e-3)
+    begun_ms = ms_of(line.now_ns)
+    line.read()
+    assert ms_of(line.now_ns) - begun_ms == pytest.approx(READ_MS + bytes_ms(read, lit), abs=1e-3)
+
+
+def test_a_serial_line_of_half_the_speed_takes_twice_as_long_for_its_bytes() -> None:
+    slow, fast = line_of("serial://?baud=19200"), line_of("serial://")
+    for line in (slow, fast):
+        line.rewire((), [(1, 17), (2, 18)])
+    fast_ms, slow_ms = (ms_of(line.now_ns) - CHANGE_MS for line in (fast, slow))
+    assert slow_ms == pytest.approx(2 * fast_ms, abs=1e-3)
+
+
+def test_each_command_of_tl1_is_obeyed_when_it_has_come_and_the_map_follows() -> None:
+    line = line_of("serial://", "polatis-tl1")
+    receipt = line.rewire((), [(1, 17)])
+    assert receipt.acknowledged_ns < line.now_ns
+    receipt = line.rewire([(1, 17)], [(1, 18)])
+    commands = "DLT-PATCH::1:100:;\n", "ENT-PATCH::1,18:101:;\n"
+    lit_ms = ms_of(receipt.sent_ns) + bytes_ms(*commands) + SWITCH_MS
+    assert not shows_light(line, 18, lit_ms - METER_MS)
+    assert shows_light(line, 18, lit_ms + METER_MS)
+    assert line.model.circuits() == [(1, 18)]
+
+
+def test_a_look_at_meters_takes_a_serial_line_its_bytes_too() -> None:
+    line = line_of("serial://")
+    line.rewire((), [(1, 17)])
+    begun_ms = ms_of(line.now_ns)
+    assert line.power_dbm([17])[17] == -60.0
+    took_ms = LIGHT_MS + bytes_ms(":PMON:POW? (@17)\r\n", "(-60.00)\r\n")
+    assert ms_of(line.now_ns) - begun_ms == pytest.approx(took_ms, abs=1e-3)
+    assert line.told_ns == 0
 
 
 def test_nothing_to_change_takes_a_look_at_the_map() -> None:

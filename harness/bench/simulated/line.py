@@ -1,6 +1,7 @@
 """A line to a simulated unit: what a driver hears of what it says over it, and when.
 
 Behind it is the switch model of the emulated units, so the faults of a bench file show as there.
+What a driver would say takes a serial line its time, and so does what the unit would answer.
 (To bring a line into step again after a fault costs no more than a question here.)
 
 Plain synchronous code such as `drivers.apply` cannot be kept waiting in virtual time. So a line has
@@ -10,17 +11,19 @@ it waits afterwards until the clock has come as far.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 
 from drivers.apply import PAUSE_NS
 from drivers.base import Capabilities, Circuit, Identity, Matching, Receipt
+from drivers.catalog import driver_class
 from drivers.emulators.config import EmulatedSwitch, Faults
 from drivers.emulators.faces import Answer
 from drivers.emulators.faults import Fate, Fates
 from drivers.emulators.model import Change, SwitchModel
 from drivers.errors import DeadlineExpired, Indeterminate, LinkLost, Refused, Unreachable
-from drivers.ocs.polatis import BATCH_MAX, TYPICAL_SWITCH_NS
+from drivers.ocs.polatis import BATCH_MAX, PORTS_MAX, TYPICAL_SWITCH_NS
+from drivers.ocs.spoken import Exchange, byte_ns, changing, looking, reading
 from harness.bench.simulated.mirrors import Mirrors
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.model.bench import Switch
@@ -48,15 +51,19 @@ class Line:
             batch_max=BATCH_MAX,
             typical_switch_ns=TYPICAL_SWITCH_NS,
         )
-        self._url, self._serial = spec.url, spec.url.startswith("serial:")
+        self._url, self._driver = spec.url, driver_class(spec.driver)
+        self._byte_ns = byte_ns(spec.url)
         self._timeout_ns = round(spec.exchange_timeout_s * NS_PER_S)
         answer_ns = round(config.timing.answer_ms * NS_PER_MS)
         self._read_ns = answer_ns + round(control.read_ms.value * NS_PER_MS)
         takes_ms = control.switch_ms.value + _beyond_tcp_ms(spec.url, control)
         takes_ns = round(takes_ms * NS_PER_MS)
         self._rewire_ns = answer_ns + takes_ns
-        self._acts_ns = min(takes_ns, self._timeout_ns)
-        """A command that has come is obeyed, whenever the answer comes."""
+        self._comes_ns = 0 if self._byte_ns else takes_ns
+        """Until a command has come, beside its bytes: nobody knows, where none are counted."""
+        light_ns = round(control.light_ms.value * NS_PER_MS)
+        self._look_ns, self.told_ns = (light_ns, 0) if self._byte_ns else (0, light_ns)
+        """What each look at meters takes, or the last one, once light is there."""
         self.window_ns = 10 * NS_PER_MS << (config.optics.averaging - 1)
         self._boot_ns = round(config.timing.boot_ms * NS_PER_MS)
         self._fates = Fates(config.faults)
@@ -76,8 +83,12 @@ class Line:
 
     def read(self) -> Matching:
         """Read the whole map."""
-        self._exchange(QUERY, self._read_ns)
-        return Matching(frozenset(self.model.circuits()))
+        circuits = self.model.circuits()
+        bytes_ns = 0
+        if self._byte_ns:
+            bytes_ns = reading(self._driver, self.name, circuits).answered[-1] * self._byte_ns
+        self._exchange(QUERY, self._read_ns + bytes_ns)
+        return Matching(frozenset(circuits))
 
     def connect(self, circuits: Sequence[Circuit]) -> None:
         """Make circuits."""
@@ -88,37 +99,37 @@ class Line:
         self.rewire(circuits, ())
 
     def rewire(self, drop: Sequence[Circuit], make: Sequence[Circuit]) -> Receipt:
-        """Drop, make and read back: in one message where it fits, else in batches."""
+        """Drop, make and read back, in as many exchanges as its driver needs."""
         self._open()
         self._due = []
-        sent_ns = self.now_ns
+        sent_ns = acknowledged_ns = self.now_ns
         refused: list[Circuit] = []
-        for gone, come in _messages(drop, make):
+        after = [*({*self.model.circuits()} - {*drop}), *make]
+        for exchange in changing(self._driver, self.name, drop, make, after):
             sent_ns = self.now_ns
-            acts_ns = sent_ns + self._acts_ns
-            changes = [self.model.disconnect([a for a, _ in gone], acts_ns)] if gone else []
-            changes += [self.model.connect(come, acts_ns)] if come else []
-            for change in changes:
-                self._carry_out(change, acts_ns)
-                refused += change.refused
+            acknowledged_ns = sent_ns + self._rewire_ns + exchange.acknowledged * self._byte_ns
+            changes = tuple(self._obeyed(exchange))
+            refused += [circuit for change in changes for circuit in change.refused]
+            ends_ns = self._rewire_ns + exchange.answered[-1] * self._byte_ns
             try:
-                self._exchange(Answer(b"?", tuple(changes), is_query=True), self._rewire_ns)
+                self._exchange(Answer(b"?", changes, is_query=True), ends_ns)
             except (LinkLost, DeadlineExpired) as fault:
                 text = f"{self.name}: the outcome of a change is not known: {fault}"
                 raise Indeterminate(text) from fault
         if refused:
             raise Refused(CANNOT, f"cannot connect {refused[0][0]},{refused[0][1]}")
-        after = Matching(frozenset(self.model.circuits()))
-        return Receipt(sent_ns, self.now_ns, after)
+        return Receipt(sent_ns, acknowledged_ns, Matching(frozenset(self.model.circuits())))
 
     def power_dbm(self, ports: Sequence[int]) -> Mapping[int, float]:
-        """Read optical power. Looking takes no time: what it takes to tell is told once, after."""
-        self._exchange(QUERY, 0)
-        return {port: self.model.power_dbm(port, self.now_ns) for port in ports}
+        """Read optical power. Where bytes take no time looking takes none: telling does, once."""
+        found: dict[int, float] = {}
+        for start in range(0, len(ports), PORTS_MAX):
+            found |= self._look(ports[start : start + PORTS_MAX])
+        return found
 
     @staticmethod
     def preview(delta: object) -> list[str]:
-        """No words pass a simulated line."""
+        """Nothing is sent over a simulated line."""
         return []
 
     def close(self) -> None:
@@ -137,9 +148,10 @@ class Line:
     def nap(self, deadline_ns: int, seconds: float) -> None:
         """Let time pass between two looks at meters; where none can show more, up to when it can.
 
-        A longer sleep than the pause between two looks is one of whoever looks.
+        Where each look takes its time, there are few. A longer sleep than the pause between two
+        looks is one of whoever looks.
         """
-        if not 0 < round(seconds * NS_PER_S) <= PAUSE_NS:
+        if self._byte_ns or not 0 < round(seconds * NS_PER_S) <= PAUSE_NS:
             self.sleep(seconds)
             return
         later = [at_ns for at_ns in self._due if at_ns > self.now_ns]
@@ -158,6 +170,36 @@ class Line:
         change = self.model.break_down(faults, self.now_ns)
         self._fates.replace(faults)
         self.mirrors.carry_out(change, self.now_ns)
+
+    def _obeyed(self, exchange: Exchange) -> Iterator[Change]:
+        """Yield what each command does, when it has come, whenever the answer comes."""
+        for turn, said in zip(exchange.turns, exchange.obeyed, strict=True):
+            comes_ns = self._comes_ns + said * self._byte_ns
+            acts_ns = self.now_ns + min(comes_ns, self._timeout_ns)
+            changes = []
+            if turn.drop:
+                changes.append(self.model.disconnect([a for a, _ in turn.drop], acts_ns))
+            if turn.make:
+                changes.append(self.model.connect(turn.make, acts_ns))
+            for change in changes:
+                self._carry_out(change, acts_ns)
+            yield from changes
+
+    def _look(self, ports: Sequence[int]) -> dict[int, float]:
+        """Ask for the power of so many ports as one question takes."""
+        if not self._byte_ns:
+            self._exchange(QUERY, 0)
+            return {port: self.model.power_dbm(port, self.now_ns) for port in ports}
+        asked_ns = self.now_ns + self._look_ns
+        found: dict[int, float] = {}
+
+        def shown_dbm(port: int, said: int) -> float:
+            found[port] = self.model.power_dbm(port, asked_ns + said * self._byte_ns)
+            return found[port]
+
+        passing = looking(self._driver, self.name, ports, shown_dbm)
+        self._exchange(QUERY, self._look_ns + passing.answered[-1] * self._byte_ns)
+        return found
 
     def _carry_out(self, change: Change, acts_ns: int) -> None:
         self._due += [lighting.at_ns for lighting in change.light]
@@ -189,7 +231,7 @@ class Line:
         if self._is_dead:
             raise Unreachable(f"{self._url}: nobody answers")
         if self.now_ns < self._up_ns:
-            if self._serial:
+            if self._byte_ns:
                 self._wait(self._timeout_ns)
                 raise DeadlineExpired(f"{self._url}: open, but the unit does not answer")
             raise LinkLost(f"{self._url}: the device closed the line")
@@ -205,13 +247,3 @@ def _beyond_tcp_ms(url: str, control: Control) -> float:
     """Return how much longer a change takes than over TCP."""
     longer = {"serial": control.serial_ms, "ssh": control.ssh_ms}.get(url.partition(":")[0])
     return longer.value if longer else 0.0
-
-
-def _messages(
-    drop: Sequence[Circuit], make: Sequence[Circuit]
-) -> list[tuple[Sequence[Circuit], Sequence[Circuit]]]:
-    """Return what goes into one message each: circuits to drop, and to make."""
-    if len(drop) + len(make) <= BATCH_MAX:
-        return [(drop, make)]
-    gone = [(drop[i : i + BATCH_MAX], ()) for i in range(0, len(drop), BATCH_MAX)]
-    return [*gone, *(((), make[i : i + BATCH_MAX]) for i in range(0, len(make), BATCH_MAX))]

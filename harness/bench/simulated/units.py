@@ -16,7 +16,7 @@ from harness.bench.behaviour import behaviour_of
 from harness.bench.simulated.line import Line
 from harness.bench.simulated.world import World
 from harness.bench.switches import AGAIN_S, PASSING
-from harness.clock import NS_PER_MS, NS_PER_S
+from harness.clock import NS_PER_S
 from harness.seeds import seeded
 
 T = TypeVar("T")
@@ -28,7 +28,6 @@ class Unit:
     def __init__(self, world: World, name: str) -> None:
         self.name, self.spec = name, world.bench.switches[name]
         self._clock, self._ours = world.clock, world.topology.ours[name]
-        self._light_ns = round(world.figures.control.light_ms.value * NS_PER_MS)
         unit = behaviour_of(name, self.spec, world.bench.links)
         rng = seeded(world.seed, f"switch {name}")
         self._line = Line(self.spec, unit, world.figures.control, rng)
@@ -150,7 +149,7 @@ class Unit:
             self._wait_for_light(applied, egress)
         except NoLight as error:
             dark = error
-        line.sleep(self._light_ns / NS_PER_S)
+        line.sleep(line.told_ns / NS_PER_S)
         light_ns = None if dark else line.now_ns
         return Switched(applied, light_ns, waited_ns + line.now_ns - asked_ns, dark)
 
