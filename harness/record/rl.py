@@ -41,10 +41,13 @@ SYNC_UNITS = (
     "engines load; all of it. GB/s: bytes, counted once however many receive them, over wire.",
     "seen: of a step, the next one's samples were there, and only the sync was waited for.",
 )
-PHASES = (*("axis", "op", "n", "bytes", "took", "p95", "GB/s", "gap announced", "gap", "off %"),)
+PHASES = (
+    *("axis", "op", "n", "bytes", "took", "p95", "skew", "GB/s", "gap announced", "gap", "off %"),
+)
 PHASE_UNITS = (
-    "ms. gap: since the end of the communication before, in the same step on the same node, as it",
-    "was and as it was announced; off: median of how far apart. bytes: of one rank.",
+    "ms. took: from when its last rank came; skew: how long after its first one. gap: since the",
+    "end of the communication before, in the same step on the same node, as it was and as it was",
+    "announced; off: median of how far apart. bytes: of one rank.",
 )
 REWARDS = ("policy", "n", "first", "last", "rise", "by step")
 BARS = " ▁▂▃▄▅▆▇█"
@@ -244,6 +247,7 @@ def _phases(metrics: Metrics) -> Iterator[tuple[str, ...]]:
                 _count(metrics, "train.phase_bytes", labels),
                 figure(took.value),
                 figure(took.p95),
+                _value(metrics, "train.skew_ms", labels),
                 _value(metrics, "train.phase_gb_per_s", labels),
                 _value(metrics, "train.expected_gap_ms", labels),
                 _value(metrics, "train.gap_ms", labels),

@@ -21,6 +21,8 @@ from harness.record.loops import Loop, loops_of, places_of
 
 Sampled = tuple[str, dict[str, object], list[float | None]]
 """Base and labels of a metric, and its samples."""
+Places = Mapping[int, tuple[int, int]]
+"""By a step's number in the run, its place in the scenario and its repeat."""
 BySeed = Mapping[int, float]
 """Samples/s of one policy, by the seed of its workload."""
 
@@ -182,25 +184,41 @@ def _shares(speeds: Mapping[str, BySeed]) -> Iterator[Sampled]:
 
 
 def _phases(events: Sequence[Event]) -> Iterator[Sampled]:
-    """Yield the samples of training's communications; gaps are those of one step on one node."""
+    """Yield the samples of training's communications; gaps are those of one step on one node.
+
+    One is timed from when its last rank came: what others wait for that one is their skew.
+    """
     places = places_of(events)
     latest_ns: dict[tuple[object, ...], int] = {}
+    same: dict[tuple[int, int, int], list[Mapping[str, Any]]] = defaultdict(list)
     for event in events:
         row = event.data
         if event.stream != "phase" or not row["end_ns"]:
             continue
-        step, _ = places.get(row["step"], (row["step"], 0))
-        labels: dict[str, object] = {"step": step, "axis": row["axis"], "op": row["op"]}
-        took_ns, size_bytes = row["end_ns"] - row["begin_ns"], row["bytes"]
-        yield "train.phase_ms", labels, [took_ns / NS_PER_MS]
-        yield "train.phase_bytes", labels, [size_bytes]
-        if took_ns > 0 and size_bytes:
-            yield "train.phase_gb_per_s", labels, [size_bytes / took_ns]  # bytes per ns is GB/s
+        same[row["step"], row["version"], row["index"]].append(row)
         key = row["step"], row["node"], row["version"]
         if key in latest_ns:
             gap_ms = max(0, row["begin_ns"] - latest_ns[key]) / NS_PER_MS
-            yield from _gap(labels, gap_ms, row["expected_gap_ms"])
+            yield from _gap(_phase_labels(row, places), gap_ms, row["expected_gap_ms"])
         latest_ns[key] = row["end_ns"]
+    for rows in same.values():
+        yield from _together(_phase_labels(rows[0], places), rows)
+
+
+def _phase_labels(row: Mapping[str, Any], places: Places) -> dict[str, object]:
+    step, _ = places.get(row["step"], (row["step"], 0))
+    return {"step": step, "axis": row["axis"], "op": row["op"]}
+
+
+def _together(labels: dict[str, object], rows: Sequence[Mapping[str, Any]]) -> Iterator[Sampled]:
+    """Yield the samples of one communication, which all these nodes told."""
+    begins_ns, size_bytes = [row["begin_ns"] for row in rows], rows[0]["bytes"]
+    took_ns = max(row["end_ns"] for row in rows) - max(begins_ns)
+    yield "train.phase_ms", labels, [took_ns / NS_PER_MS]
+    yield "train.skew_ms", labels, [(max(begins_ns) - min(begins_ns)) / NS_PER_MS]
+    yield "train.phase_bytes", labels, [size_bytes]
+    if took_ns > 0 and size_bytes:
+        yield "train.phase_gb_per_s", labels, [size_bytes / took_ns]  # bytes per ns is GB/s
 
 
 def _gap(labels: dict[str, object], gap_ms: float, expected_ms: float | None) -> Iterator[Sampled]:

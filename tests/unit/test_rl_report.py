@@ -108,9 +108,11 @@ def sync(outcome: str = "synced", **changes: object) -> Event:
     return event("sync", **(row | changes))
 
 
-def phase(node: str, version: int, begin_ms: int, expected_gap_ms: float | None) -> Event:
+def phase(
+    node: str, version: int, begin_ms: int, expected_gap_ms: float | None, *, index: int = 0
+) -> Event:
     return event(
-        "phase", step=0, node=node, version=version, index=0, name="layer 3 backward",
+        "phase", step=0, node=node, version=version, index=index, name="layer 3 backward",
         op="reduce_scatter", axis="dp", bytes=10**6, expected_gap_ms=expected_gap_ms,
         begin_ns=begin_ms * MS, end_ns=(begin_ms + 2) * MS,
     )  # fmt: skip
@@ -143,7 +145,7 @@ def told() -> list[Event]:
         sync(),
         phase("t0", 0, 100, 5.0),
         phase("t1", 0, 100, 5.0),
-        phase("t0", 0, 112, 8.0),  # 10 ms after the end of the one before
+        phase("t0", 0, 112, 8.0, index=1),  # 10 ms after the end of the one before
         phase("t0", 1, 200, 8.0),  # another step: what was before it is no gap
         step_row("orchestrl", 0, 0, 100.0, reward=0.1),
         step_row("orchestrl", 0, 1, 113.0, reward=0.9, tail_begin_ns=None),
@@ -309,10 +311,17 @@ def test_a_sync_that_failed_says_nothing_of_what_syncs_take() -> None:
 def test_gaps_between_communications_are_of_one_step_on_one_node() -> None:
     found = metrics_of(told())
     of = "[step=0,axis=dp,op=reduce_scatter]"
-    assert found[f"train.phase_ms{of}"].n == 4
+    assert found[f"train.phase_ms{of}"].n == 3
     assert found[f"train.phase_gb_per_s{of}"].value == pytest.approx(0.5)
     assert (found[f"train.gap_ms{of}"].n, found[f"train.gap_ms{of}"].value) == (1, 10.0)
     assert found[f"train.gap_error_pct{of}"].value == pytest.approx(25.0)
+
+
+def test_a_communication_takes_from_its_last_rank_on_and_what_others_wait_for_is_skew() -> None:
+    found = metrics_of([phase("t0", 0, 100, 5.0), phase("t1", 0, 130, 5.0)])
+    of = "[step=0,axis=dp,op=reduce_scatter]"
+    assert (found[f"train.phase_ms{of}"].n, found[f"train.phase_ms{of}"].value) == (1, 2.0)
+    assert found[f"train.skew_ms{of}"].value == 30.0
 
 
 def test_every_metric_of_a_loop_can_be_checked() -> None:
@@ -388,7 +397,7 @@ def test_weights_communications_and_rewards_have_their_tables() -> None:
         "0",
     )
     (row,) = found["Communications of training: as announced, and as they were"].rows
-    assert row[:4] == ("dp", "reduce_scatter", "4", "1,000,000")
+    assert row[:4] == ("dp", "reduce_scatter", "3", "1,000,000")
     assert row[-3:] == ("8.000", "10.00", "25.00")
     (row,) = found["Reward"].rows
     assert row == ("orchestrl", "1", "0.1000", "0.9000", "0.8000", "▁▇")

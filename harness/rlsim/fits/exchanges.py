@@ -129,7 +129,8 @@ class _Told(NamedTuple):
     gap_s: float
     ready_ns: int
     """Of the last node."""
-    end_ns: float
+    end_ns: int
+    """The same."""
     nodes: frozenset[str]
 
     @property
@@ -176,7 +177,7 @@ def _told(rows: Iterable[Stamped]) -> Iterator[_Told]:
             first["bytes"],
             (first["expected_gap_ms"] or 0.0) / 1e3,
             max(row["begin_ns"] for row in nodes),
-            fmean(row["end_ns"] for row in nodes),
+            max(row["end_ns"] for row in nodes),
             frozenset(row["node"] for row in nodes),
         )
 
