@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from drivers.emulators.light.abilities import Abilities
+from harness.bench.pressure import waited_us
 from harness.cli import main
 from harness.cli.doctor import best_light
 
@@ -35,6 +36,16 @@ def test_as_root_emulated_circuits_move_packets(capsys: pytest.CaptureFixture[st
 def test_the_serial_line_that_it_tried_was_real(capsys: pytest.CaptureFixture[str]) -> None:
     name = Path(str(findings(capsys)["pty"]["found"]))
     assert name.is_relative_to("/dev")
+
+
+def test_it_says_whether_an_emulated_run_can_tell_times_of_the_machine_from_the_benchs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert findings(capsys)["cpu waits"]["ok"] == (waited_us() is not None)
+    monkeypatch.setattr("harness.cli.doctor.waited_us", lambda: None)
+    unknown = findings(capsys)["cpu waits"]
+    assert not unknown["ok"]
+    assert "cannot say" in str(unknown["found"])
 
 
 @pytest.mark.parametrize(

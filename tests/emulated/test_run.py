@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.bench.pressure import waited_us
 from tests.emulated.lab import Lab, lab
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
@@ -33,6 +34,9 @@ def test_a_run_ends_with_its_circuits_restored_and_its_numbers_in_run_json(bench
     assert dark["unit"] == "ms"
     assert dark["n"] >= 1
     assert dark["min"] >= 9.0
+    told = {name for name in summary["metrics"] if name.startswith("bench.cpu_waited_pct")}
+    steps = {f"bench.cpu_waited_pct[step={step}]" for step in (0, 1)}
+    assert told == (set() if waited_us() is None else steps), "as far as this kernel tells"
 
 
 def test_every_nanosecond_of_a_reconfiguration_is_on_one_account(bench: Lab) -> None:

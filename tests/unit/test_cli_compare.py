@@ -53,6 +53,22 @@ def test_names_are_whole_and_what_is_beyond_ends_with_1(
     assert next(row for row in rows if row["metric"] == NAME)["verdict"] == "beyond"
 
 
+def test_a_measured_run_that_was_short_of_cpu_is_told_so_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"step": 0, "policy": "", "duration_s": 1.0, "cpu_waited_pct": 61.0}
+    short = Event(stream="pressure", seq=9, t_ns=9, data=row)
+    ours = run(tmp_path, "1-sim", "simulated", syncs(1.01))
+    theirs = run(tmp_path, "2-emu", "emulated", [*syncs(1.0), short])
+    assert compared(tmp_path, ours, theirs) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("note: 2-emu: a task waited for a CPU in 61 % of step 0")
+    assert "cpu_waited" not in out, "it is no metric that a simulation could have"
+    assert compared(tmp_path, ours, theirs, "--json") == 0
+    (note,) = json.loads(capsys.readouterr().out)["notes"]
+    assert "61 % of step 0" in note
+
+
 def test_what_agrees_passes(tmp_path: Path) -> None:
     ours = run(tmp_path, "1-sim", "simulated", syncs(1.01))
     assert compared(tmp_path, ours, run(tmp_path, "2-emu", "emulated", syncs(1.0))) == 0

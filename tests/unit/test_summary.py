@@ -157,6 +157,17 @@ def test_warnings_come_before_the_numbers() -> None:
     assert text_report(summary).index("n1: rank 3 died") < text_report(summary).index("Collectives")
 
 
+def test_where_the_machine_was_short_of_cpu_that_comes_before_the_numbers_too() -> None:
+    row = {"step": 3, "policy": "", "duration_s": 2.0, "cpu_waited_pct": 61.0}
+    summary = summarise([*documents(), Event(stream="pressure", seq=1, t_ns=1, data=row)])
+    assert summary.exit_code == 0
+    assert summary.metrics["bench.cpu_waited_pct[step=3]"].value == 61.0
+    report = text_report(summary)
+    warned = report.index("note: a task waited for a CPU in 61 % of step 3: times there may be")
+    told = report.index("time in which a task waited for a CPU: step 3 61 %")
+    assert warned < report.index("Bench ") < told < report.index("Collectives")
+
+
 class Terminal(io.StringIO):
     """Eighty columns wide, as terminals without a size are."""
 
