@@ -48,7 +48,8 @@ def short_of_cpu(metrics: Mapping[str, Metric]) -> list[str]:
     told = first((f"{share:.0f} % of {where}" for where, share in worst), TOLD, ", ")
     warning = (
         f"a task waited for a CPU in {told}: times there may be partly this machine's, not the "
-        "bench's; slow the bench's links ([links] link_mbit_per_s) or use more cores"
+        "bench's; slow the bench down ([links] link_mbit_per_s, [generation] speed) or use more "
+        "cores"
     )
     return [warning]
 
