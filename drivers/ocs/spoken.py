@@ -61,10 +61,19 @@ class Exchange:
         return tuple(found)
 
     @property
+    def commanded(self) -> int:
+        """When all that changes anything has come."""
+        return self.obeyed[self._last]
+
+    @property
     def acknowledged(self) -> int:
-        """When the answer to the last change has come: over TL1 the map follows it."""
-        answers = zip(self.turns, self.answered, strict=True)
-        return max((at for turn, at in answers if turn.drop or turn.make), default=0)
+        """When that is answered: over TL1 the map follows it."""
+        return self.answered[self._last]
+
+    @cached_property
+    def _last(self) -> int:
+        changes = [i for i, turn in enumerate(self.turns) if turn.drop or turn.make]
+        return max(changes, default=-1)
 
 
 def byte_ns(url: str) -> int:

@@ -154,6 +154,6 @@ def test_a_command_is_obeyed_when_it_has_come_and_answers_wait_for_those_before(
     one = Exchange((Turn(10, 100, drop=circuit), Turn(30, 5, make=circuit), Turn(20, 50)))
     assert one.obeyed == (10, 40, 60)
     assert one.answered == (110, 115, 165)
-    assert one.acknowledged == 115
+    assert (one.commanded, one.acknowledged) == (40, 115)
     slow = Exchange((Turn(10, 1), Turn(30, 5)))  # the line is still busy the other way
     assert slow.answered == (11, 45)

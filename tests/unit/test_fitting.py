@@ -21,7 +21,9 @@ from harness.model.simulation import Figure, figures
 from harness.model.simulation_text import calibration_text
 from harness.model.training.step import step_of
 from harness.model.training.trainer import TrainerSpec
+from harness.rlsim.fits import control
 from harness.rlsim.fits.exchanges import _Told, groups_of
+from harness.rlsim.fits.lines import lines_of
 from harness.rlsim.fits.measured import Measured
 from harness.rlsim.fits.row import Figures, Pooled, Row, pooled
 from harness.rlsim.fits.solver import fit
@@ -101,6 +103,33 @@ def test_a_calibration_is_read_as_it_was_written(found: Fitted, tmp_path: Path) 
     path.write_text(calibration_text(found.calibration, ["Fitted.", "", 'Off by "2 %".']))
     assert load_calibration(path) == found.calibration
     assert path.read_text().startswith('# Fitted.\n#\n# Off by "2 %".\n\nname = "made"')
+
+
+# -- changes of circuits ---------------------------------------------------------------------------
+
+
+def test_changes_of_circuits_take_what_a_simulated_unit_makes_of_the_figures(
+    runs: list[Measured], tmp_path: Path
+) -> None:
+    true = {name: figure.value for name, figure in figures(true_calibration(tmp_path))}
+    rows = [row for row in control.rows(runs[0]) if row.kind in ("read", "switch", "light")]
+    assert {row.kind for row in rows} == {"read", "switch", "light"}
+    for row in rows:
+        assert row.measured_s == pytest.approx(row.model(true), rel=1e-4), row.kind
+
+
+def test_a_serial_line_tells_nothing_of_changes_whose_circuits_nobody_knows(
+    runs: list[Measured],
+) -> None:
+    lit = runs[0].links_of
+    assert lines_of(runs[0], ["agg0", "agg1"]) == ()  # agg0 is at a serial line, agg1 behind SSH
+    assert lines_of(runs[0], ["agg1"])[0].longer == "control.ssh_ms"
+    serial, _ = lines_of(runs[0], ["agg0", "agg1"], lit["electrical"], lit["ring"])
+    assert serial.acknowledged_s > serial.commanded_s > 0
+    assert serial.look is not None
+    (still,) = lines_of(runs[0], ["agg0"], lit["ring"], lit["ring"])
+    assert not still.changes
+    assert still.read_s > 0
 
 
 # -- what no run tells -----------------------------------------------------------------------------
@@ -184,6 +213,24 @@ def test_rows_of_one_size_cannot_tell_a_start_from_a_rate() -> None:
     assert found.values[FIXED] == 0
     assert found.values[RATE] == pytest.approx(2, rel=0.02)
     assert found.held == {FIXED: f"not told apart from {RATE}; held at 0"}
+
+
+def test_a_figure_that_its_row_tells_is_not_held_for_others_that_no_row_tells_apart() -> None:
+    def both(figures: Figures) -> float:
+        return (figures["control.switch_ms"] + figures["control.serial_ms"]) / 1e3
+
+    def light(figures: Figures) -> float:
+        return figures["control.light_ms"] / 1e3
+
+    two = ("control.switch_ms", "control.serial_ms")
+    rows = [
+        Row("switch", "run", 0, 0.03, two, both),
+        Row("light", "run", 0, 0.002, ("control.light_ms", *two), light),
+    ]
+    found = fit(pooled([*rows, *rows]), {})
+    assert found.values["control.light_ms"] == pytest.approx(2, rel=0.01)
+    assert len(found.held) == 1
+    assert found.held.keys() < {*two}
 
 
 def test_no_figure_is_negative() -> None:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.model.bench import Switch
+from harness.rlsim.fits.lines import LIGHT, READ, Line, lines_of
 from harness.rlsim.fits.measured import Measured
 from harness.rlsim.fits.row import Figures, Model, Row
 
 LATENCY, MESSAGE, STEER = "network.latency_us", "control.message_us", "control.steer_us"
-READ, SWITCH, LIGHT = "control.read_ms", "control.switch_ms", "control.light_ms"
-LONGER = {"serial": "control.serial_ms", "ssh": "control.ssh_ms"}
-"""By a unit's URL, what a change takes beside."""
 OURS_SHARE = 0.5
 """What is ours of a reconfiguration is more than messages and steering: threads, and Python."""
-CLIMB_MS = 0.1
-"""A meter shows light that is there so much later."""
+ALIKE_S = 0.002
+"""Traffic that left within so much left at the same time."""
 Stamps = Mapping[str, int | None]
-Units = tuple[Switch, ...]
+Lines = tuple[Line, ...]
 
 
 def rows(measured: Measured) -> Iterator[Row]:
@@ -53,16 +50,17 @@ def _took_s(stages: Stamps, first: str, last: str) -> float | None:
 def _reconfigured(measured: Measured, row: Mapping[str, Any]) -> Iterator[Row]:
     """Yield the stages of one; where it drains, messages and steering are what is ours of it."""
     stages: Stamps = row["stages"]
-    units = tuple(measured.bench.switches.values())
-    yield from _switching(measured, stages, units, lit_before=row["path_from"] != "electrical")
+    ends = measured.links_of.get(row["path_from"]), measured.links_of.get(row["path_to"])
+    lines = lines_of(measured, measured.bench.switches, *ends)
+    yield from _switching(measured, stages, lines, lit_before=row["path_from"] != "electrical")
     left_s = _took_s(stages, "intent", "steered_away")
     if row["mode"] != "drain" or left_s is None:
         return
     if row["groups"] == "keep":
         yield from _steered(measured, stages, "quiesced")
     sent_s = _took_s(stages, "intent", "command_sent")
-    if sent_s and units:
-        yield _read(measured, units, sent_s, left_s)
+    if sent_s and lines:
+        yield _read(measured, lines, sent_s, left_s)
     if row["overhead_ms"]:
 
         def ours(figures: Figures) -> float:
@@ -86,59 +84,41 @@ def _steered(measured: Measured, stages: Stamps, begin: str) -> Iterator[Row]:
         yield _row(measured, "steer", None, away_s + back_s, both, STEER)
 
 
-def _read(measured: Measured, units: Units, sent_s: float, left_s: float) -> Row:
+def _read(measured: Measured, lines: Lines, sent_s: float, left_s: float) -> Row:
     """Return when a change was sent: maps are read while traffic leaves, and it waits for both."""
-    answer_s = max(unit.emulate.answer_ms for unit in units) / 1e3
 
     def waited(figures: Figures) -> float:
-        return max(left_s, answer_s + figures[READ] / 1e3)
+        return max(left_s, *(line.reads_s(figures) for line in lines))
 
-    return _row(measured, "read", (left_s, sent_s), sent_s, waited, READ)
-
-
-class _Line(NamedTuple):
-    """What a change takes beside `SWITCH`: the unit's answer, and its line."""
-
-    answer_s: float
-    figure: str
-
-    def takes_s(self, figures: Figures) -> float:
-        return self.answer_s + (figures[self.figure] / 1e3 if self.figure else 0.0)
-
-
-def _lines(units: Units) -> tuple[_Line, ...]:
-    lines = (
-        _Line(unit.emulate.answer_ms / 1e3, LONGER.get(unit.url.partition(":")[0], ""))
-        for unit in units
-    )
-    return tuple(dict.fromkeys(lines))
+    return _row(measured, "read", (lines, round(left_s / ALIKE_S)), sent_s, waited, READ)
 
 
 def _switching(
-    measured: Measured, stages: Stamps, units: Units, *, lit_before: bool
+    measured: Measured, stages: Stamps, lines: Lines, *, lit_before: bool
 ) -> Iterator[Row]:
     """Yield a command and its light; of several units the last answer and the last light count."""
-    lines = _lines(units)
+    lines = tuple(line for line in lines if line.changes)
+    needs = tuple(dict.fromkeys(name for line in lines for name in line.needs))
+    looks = any(line.look for line in lines)
     taken_s = _took_s(stages, "command_sent", "device_acknowledged")
-    if taken_s and lines:
-
-        def taken(figures: Figures) -> float:
-            return max(figures[SWITCH] / 1e3 + line.takes_s(figures) for line in lines)
-
-        needs = (SWITCH, *dict.fromkeys(line.figure for line in lines if line.figure))
-        yield _row(measured, "switch", lines, taken_s, taken, *needs)
     lit_s = _took_s(stages, "device_acknowledged", "light")
+
+    def taken(figures: Figures) -> float:
+        return max(line.takes_s(figures) for line in lines)
+
+    def lit(figures: Figures) -> float:
+        if not looks:
+            return max(line.lights_s(figures, lit_before=lit_before) for line in lines)
+        told = (
+            line.takes_s(figures) + line.lights_s(figures, lit_before=lit_before) for line in lines
+        )
+        return max(told) - taken(figures)
+
+    if taken_s and lines:
+        yield _row(measured, "switch", lines, taken_s, taken, *needs)
     if lit_s and lines:
-        planes = measured.topology.planes.values()
-        moved_s = max(plane.switching_ns for plane in planes) / NS_PER_S
-        window_s = max(2 ** (unit.power_averaging - 1) for unit in units) / 100
-        dark_s = moved_s + CLIMB_MS / 1e3 - min(line.answer_s for line in lines)
-        known_s = max(dark_s, window_s) if lit_before else dark_s
-
-        def lit(figures: Figures) -> float:
-            return known_s + figures[LIGHT] / 1e3
-
-        yield _row(measured, "light", known_s, lit_s, lit, LIGHT)
+        also = needs if looks else ()
+        yield _row(measured, "light", (lines, lit_before), lit_s, lit, LIGHT, *also)
 
 
 # -- beside the traffic ----------------------------------------------------------------------------
@@ -154,13 +134,12 @@ def _changed(measured: Measured) -> Iterator[Row]:
         if row["outcome"] != "changed":
             continue
         names = {name for link in before ^ lit for name in link.partition("@")[2].split("+")}
-        switches = measured.bench.switches
-        units = tuple(unit for name, unit in switches.items() if name in names)
+        lines = lines_of(measured, (name for name in measured.bench.switches if name in names))
         stages: dict[str, int | None] = dict(row["stages"])
         stages["begin"] = t_ns - round(row["total_ms"] * NS_PER_MS)
-        yield from _switching(measured, stages, units, lit_before=bool(before))
+        yield from _switching(measured, stages, lines, lit_before=bool(before))
         yield from _steered(measured, stages, "begin")
         left_s = _took_s(stages, "begin", "steered_away")
-        if units and (sent_s := _took_s(stages, "begin", "command_sent")):
+        if lines and (sent_s := _took_s(stages, "begin", "command_sent")):
             leaves_s = 0.0 if left_s is None else left_s + settle_s
-            yield _read(measured, units, sent_s, leaves_s)
+            yield _read(measured, lines, sent_s, leaves_s)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from harness.fabric.circuits import plan_shape
+from harness.fabric.links import Link
 from harness.fabric.topology import Topology
 from harness.model.bench import Bench
 from harness.model.degrees import Degrees
@@ -53,6 +55,13 @@ class Measured:
     def stamped(self, stream: str) -> list[tuple[int, Mapping[str, Any]]]:
         """Return the same with their stamps in ns."""
         return self._rows.get(stream, [])
+
+    @cached_property
+    def links_of(self) -> Mapping[str, frozenset[Link]]:
+        """What is lit under a label of results: ``electrical``, or the name of a whole shape."""
+        shapes = self.scenario.shapes.items()
+        whole = {name: plan_shape(self.topology, name, shape).links for name, shape in shapes}
+        return {**whole, "electrical": frozenset()}
 
     @cached_property
     def nodes_with_ranks(self) -> tuple[str, ...]:

@@ -217,8 +217,9 @@ class _Problem:
         if felt[least] < FELT:
             name = self.free[least]
             return name, UNFELT[is_per_byte(name)]
-        _, singular, right = np.linalg.svd(slopes / sizes, full_matrices=False)
-        if len(self.rows) >= len(self.free) and singular[-1] >= TOLD_APART:
+        few = len(self.rows) < len(self.free)  # then the last direction is one that no row feels
+        _, singular, right = np.linalg.svd(slopes / sizes, full_matrices=few)
+        if not few and singular[-1] >= TOLD_APART:
             return "", ""
         alike = [self.free[i] for i in np.flatnonzero(np.abs(right[-1]) > 0.2)]
         ranked = [name for name in HELD_FIRST if name in alike]
