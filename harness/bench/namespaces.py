@@ -54,6 +54,8 @@ _SYSCTLS = {
     # Every run starts TCP afresh, and a drain does not send it back to slow start.
     "net.ipv4.tcp_no_metrics_save": "1",
     "net.ipv4.tcp_slow_start_after_idle": "0",
+    # A fabric for RDMA loses nothing: what several senders have under way fits a queue they share.
+    "net.ipv4.tcp_wmem": "4096 65536 131072",
 }
 
 
