@@ -62,6 +62,7 @@ def read_measured(folder: RunFolder) -> Reading:
         hops=_hops(scenario, bench),
         profile=profile,
         layers=trained.shape.layers if trained else None,
+        one_machine=start.world == "emulated",
     )
     return Reading(run, tuple(doubts))
 

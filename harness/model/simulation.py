@@ -53,7 +53,7 @@ class Control(Strict, frozen=True, kw_only=True):
     light_ms: Figure
     """From mirrors at rest to light that is told; over a serial line, of each look beside bytes."""
     serial_ms: Figure = Figure(value=0.0, source="none is stated")
-    """A switch takes a change so much later over a serial line, beside the bytes that pass it."""
+    """A switch answers so much later over a serial line, beside the bytes that pass it."""
     ssh_ms: Figure = Figure(value=0.0, source="none is stated")
     """The same over an SSH session, whatever passes it."""
 
@@ -124,11 +124,16 @@ class Range(Strict, frozen=True, kw_only=True):
 
 
 class Calibration(Strict, frozen=True, kw_only=True):
-    """A whole file. `runs`: those that it was fitted on, none where it is stated."""
+    """A whole file. `runs`: those that it was fitted on, none where it is stated.
+
+    `one_machine`: they were of an emulated bench, whose hosts share the cores and the disk of one
+    machine: what several write at once takes as long as one after the other.
+    """
 
     name: str
     date: str
     runs: tuple[str, ...] = ()
+    one_machine: bool = False
     network: Network
     control: Control
     collectives: Collectives

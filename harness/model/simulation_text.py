@@ -14,6 +14,8 @@ def calibration_text(calibration: Calibration, heading: Sequence[str] = ()) -> s
     lines += ["", f"name = {_text(calibration.name)}", f"date = {_text(calibration.date)}"]
     if calibration.runs:
         lines.append(f"runs = [{', '.join(map(_text, calibration.runs))}]")
+    if calibration.one_machine:
+        lines.append("one_machine = true")
     for table in calibration.__struct_fields__:
         part = getattr(calibration, table)
         if hasattr(part, "__struct_fields__"):

@@ -125,6 +125,7 @@ def calibrated(
             "name": name,
             "date": date,
             "runs": [run.name for run in fitting],
+            "one_machine": any(run.one_machine for run in fitting),
             "fitted": _ranges(fitting),
             **_nested(tables, backend, base),
         },

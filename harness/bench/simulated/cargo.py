@@ -2,7 +2,7 @@
 
 A node sends a bucket on as soon as it has it. So a hop begins when the first bucket is there, goes
 on at the rate of what is slower, the network or the host, and ends no earlier than one bucket after
-the last has come. That is three carries a hop: the first bucket, the last one, and all between.
+the last has come. That is four carries a hop (`harness.rlsim.parts`), however many buckets.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from harness.bench.simulated.world import Flow, World
 from harness.clock import NS_PER_S
 from harness.errors import InfrastructureError
+from harness.rlsim.parts import Parts
 from harness.tasks import beside
 
 TIME_IS_UP = "the time is up"
@@ -45,9 +46,9 @@ class Offer(NamedTuple):
         return -(-self.size_bytes // self.bucket_bytes)
 
     @property
-    def last_bytes(self) -> int:
-        """Of the last bucket."""
-        return self.size_bytes - (self.buckets - 1) * self.bucket_bytes
+    def parts(self) -> Parts:
+        """What is carried at once."""
+        return Parts.of(self.size_bytes, self.bucket_bytes)
 
 
 def _moment() -> asyncio.Future[None]:
@@ -61,10 +62,12 @@ class Cargo:
     offer: Offer
     begun: asyncio.Future[None] = field(default_factory=_moment)
     """The first bucket is here: it can be sent on."""
+    nearly: asyncio.Future[None] = field(default_factory=_moment)
+    """All but the last bucket is here."""
     whole: asyncio.Future[None] = field(default_factory=_moment)
     """All of it is here, and sound."""
     lost: asyncio.Future[None] = field(default_factory=_moment)
-    """It was ended: all three raise why."""
+    """It was ended: all of these raise why."""
     had: int = 0
     """Buckets that are here for certain."""
     received_ns: int = 0
@@ -74,13 +77,13 @@ class Cargo:
     def of_file(cls, offer: Offer) -> Cargo:
         """Return one of which all is here."""
         cargo = cls(offer)
-        cargo.begun.set_result(None)
-        cargo.whole.set_result(None)
+        for moment in (cargo.begun, cargo.nearly, cargo.whole):
+            moment.set_result(None)
         return cargo
 
     def end(self, why: Ended) -> None:
         """End it where it is, for all who wait for more of it; the first reason stays."""
-        for moment in (self.begun, self.whole, self.lost):
+        for moment in (self.begun, self.nearly, self.whole, self.lost):
             if not moment.done():
                 moment.set_exception(why)
                 moment.exception()  # seen: it may be that nobody waits
@@ -126,26 +129,29 @@ class Hop:
 
     async def _fill(self, far: Cargo, child: str) -> None:
         near, offer = self._cargo, self._cargo.offer
-        first_bytes = offer.bucket_bytes if offer.buckets > 1 else 0
+        parts = offer.parts
         try:
             await near.begun
             if not near.whole.done():
-                await self._world.takes(self._host_s(first_bytes))  # a bucket is verified first
+                await self._world.takes(self._host_s(parts.first))  # a bucket is verified first
             begin_ns = self._world.clock.now_ns()
-            await self._send(first_bytes, child, far)
+            await self._send(parts.first, child, far)
             far.begun.set_result(None)
-            before_bytes = offer.size_bytes - offer.last_bytes
-            await self._send(before_bytes - first_bytes, child, far)
+            await self._send(parts.between, child, far)
+            await near.nearly
+            await self._send(parts.full, child, far)
+            far.nearly.set_result(None)
             await near.whole
             passed_s = (self._world.clock.now_ns() - begin_ns) / NS_PER_S
-            await self._world.takes(max(0.0, self._host_s(before_bytes) - passed_s))
-            await self._send(offer.last_bytes, child, far)
+            before_s = self._host_s(offer.size_bytes - parts.last)
+            await self._world.takes(max(0.0, before_s - passed_s))
+            await self._send(parts.last, child, far)
         except (Ended, asyncio.CancelledError) as ended:
             had = f"{self.had} of {offer.buckets} buckets had come"
             far.end(Ended("ParentLost", f"the sender is lost ({str(ended) or TIME_IS_UP}): {had}"))
             raise
         far.received_ns = self._world.clock.now_ns()
-        await self._world.takes(self._host_s(offer.last_bytes))
+        await self._world.takes(self._host_s(parts.last))
         far.check()
         far.verified_ns = self._world.clock.now_ns()
         far.whole.set_result(None)

@@ -183,9 +183,9 @@ class Training:
         if len(ranks) == len(here):
             spans, given_ns = [], begin_ns
         if here:
-            await self._world.takes(
-                crew.weights_bytes / 1e9 / self._world.figures.sync.gather_gb_per_s.value
-            )
+            figures = self._world.figures
+            written_bytes = crew.weights_bytes * (len(asked.writers) if figures.one_machine else 1)
+            await self._world.takes(written_bytes / 1e9 / figures.sync.gather_gb_per_s.value)
             spans.append(Span(stage="write", begin_ns=given_ns, end_ns=self._now_ns()))
             self._write(asked.version, crew)
         return WeightsPublished(

@@ -40,6 +40,8 @@ class Measured:
     """What paces generation, where it could be read."""
     layers: int | None = None
     """Of the model that trains, where its profile could be read."""
+    one_machine: bool = False
+    """Whether all hosts share one, as those of an emulated bench do."""
 
     @cached_property
     def _rows(self) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.clock import NS_PER_S
 from harness.model.profile import host_ns
@@ -14,6 +14,7 @@ from harness.rlsim.fits.held import Held
 from harness.rlsim.fits.measured import Hops, Measured
 from harness.rlsim.fits.row import Figures, Model, Row
 from harness.rlsim.fits.wires import Loads, Networks, Wires
+from harness.rlsim.parts import Parts
 
 GATHER, GATHER_RATE = "sync.gather_fixed_s", "sync.gather_gb_per_s"
 CARRY, CARRY_RATE, BUCKET = "sync.carry_fixed_s", "sync.carry_gb_per_s", "sync.bucket_us"
@@ -61,22 +62,15 @@ def _gathered(measured: Measured, row: Stamped, wires: Wires) -> Iterator[Row]:
     if loads is None:
         return
 
+    written_bytes = size_bytes * (len(writers) if measured.one_machine else 1)
+
     def model(figures: Figures) -> float:
         sent_s = loads.takes_s(figures, IDLE_S)
-        return figures[GATHER] + sent_s + size_bytes / 1e9 / figures[GATHER_RATE]
+        return figures[GATHER] + sent_s + written_bytes / 1e9 / figures[GATHER_RATE]
 
     needs = (GATHER, GATHER_RATE, *loads.needs)
-    key = (round(size_bytes, -3), loads_key(loads))
+    key = (round(size_bytes, -3), len(writers), loads_key(loads))
     yield Row("sync.gather", measured.name, key, row["gather_s"], needs, model)
-
-
-class _File(NamedTuple):
-    """What is carried: all of it, its first bucket (0: there is one only), and its last."""
-
-    size_bytes: int
-    first_bytes: int
-    last_bytes: int
-    buckets: int
 
 
 def _carried(measured: Measured, row: Stamped, wires: Wires) -> Iterator[Row]:
@@ -85,12 +79,10 @@ def _carried(measured: Measured, row: Stamped, wires: Wires) -> Iterator[Row]:
     if not hops or shares is None or not row["wire_s"]:
         return
     size_bytes, buckets = row["bytes"], row["buckets"]
-    bucket_bytes = _bucket_bytes(measured, size_bytes, buckets)
-    last_bytes = size_bytes - (buckets - 1) * bucket_bytes
-    file = _File(size_bytes, bucket_bytes if buckets > 1 else 0, last_bytes, buckets)
+    parts = Parts.of(size_bytes, _bucket_bytes(measured, size_bytes, buckets))
 
     def model(figures: Figures) -> float:
-        return wire_s(file, hops, shares, figures)
+        return wire_s(parts, buckets, hops, shares, figures)
 
     used = dict.fromkeys(name for loads in shares.values() for name in loads.needs)
     if len(hops) > row["sources"]:
@@ -101,12 +93,16 @@ def _carried(measured: Measured, row: Stamped, wires: Wires) -> Iterator[Row]:
 
 
 def wire_s(
-    file: _File, hops: Hops, shares: Mapping[tuple[str, str], Loads], figures: Figures
+    parts: Parts,
+    buckets: int,
+    hops: Hops,
+    shares: Mapping[tuple[str, str], Loads],
+    figures: Figures,
 ) -> float:
     """Return the time from a source's first byte to the end of the last hop.
 
-    As `harness.bench.simulated.cargo` has it: the first bucket, all between, and the last one;
-    a node sends on what it has. `shares`: by hop what a byte takes.
+    As `harness.bench.simulated.cargo` has it; a node sends on what it has. `shares`: by hop what a
+    byte takes.
     """
 
     def host_s(size_bytes: float, buckets: int) -> float:
@@ -116,19 +112,21 @@ def wire_s(
         loads = shares[hop]
         return loads.takes_s(figures, idle_s, round(size_bytes)) if size_bytes else 0.0
 
-    offered, begun, whole = dict[str, float](), dict[str, float](), dict[str, float]()
-    before_bytes, first = file.size_bytes - file.last_bytes, 1 if file.first_bytes else 0
+    offered, begun = dict[str, float](), dict[str, float]()
+    nearly, whole = dict[str, float](), dict[str, float]()
+    before_s = host_s(parts.first + parts.between + parts.full, buckets - 1)
     for hop in hops:
         source, target = hop
         begin_s = offered[target] = 0.0
         if source in begun:  # it connects when it is offered the file, and sends what has come
             offered[target] = offered[source] + figures[CARRY]
-            begin_s = max(offered[target], begun[source] + host_s(file.first_bytes, first))
-        at_s = begin_s + sent_s(file.first_bytes, hop, IDLE_S)
-        begun[target] = at_s
-        at_s += sent_s(before_bytes - file.first_bytes, hop)
-        at_s = max(at_s, whole.get(source, 0.0), begin_s + host_s(before_bytes, file.buckets - 1))
-        whole[target] = at_s + sent_s(file.last_bytes, hop) + host_s(file.last_bytes, 1)
+            first_s = host_s(parts.first, 1 if parts.first else 0)
+            begin_s = max(offered[target], begun[source] + first_s)
+        begun[target] = begin_s + sent_s(parts.first, hop, IDLE_S)
+        at_s = max(begun[target] + sent_s(parts.between, hop), nearly.get(source, 0.0))
+        nearly[target] = at_s + sent_s(parts.full, hop)
+        at_s = max(nearly[target], whole.get(source, 0.0), begin_s + before_s)
+        whole[target] = at_s + sent_s(parts.last, hop) + host_s(parts.last, 1)
     return max(whole.values())
 
 
