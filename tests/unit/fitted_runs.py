@@ -11,10 +11,12 @@ from harness.record.store import RunFolder
 from harness.run.asked import Simulation
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
+HERE = Path(__file__).parent / "fitted"
 TRUE_TEXT = """
 name = "true"
 date = "2026-11-30"
 runs = ["made up"]
+one_machine = true
 
 [network]
 link_share = { value = 0.93 }
@@ -61,9 +63,9 @@ bucket_us = { value = 0.0 }
 load_fixed_s = { value = 0.01 }
 load_gb_per_s = { value = 0.25 }
 """
-QUICK = "quickstart.toml"
-SWITCHES = "agreement/fit-restart.toml"
-LOOP = "agreement/fit-sync.toml"
+QUICK = SCENARIOS / "quickstart.toml"
+SWITCHES = HERE / "switches.toml"
+LOOP = HERE / "loop.toml"
 
 
 def true_calibration(folder: Path) -> Calibration:
@@ -73,11 +75,11 @@ def true_calibration(folder: Path) -> Calibration:
     return load_calibration(path)
 
 
-def measured(folder: Path, scenario: str, *, world: str = "emulated") -> RunFolder:
-    """Simulate a shipped scenario by the known figures; its journal says that it was measured."""
+def measured(folder: Path, scenario: Path, *, world: str = "emulated") -> RunFolder:
+    """Simulate a scenario by the known figures; its journal says that it was measured."""
     true_calibration(folder)
     summary = entry.run_scenario(
-        SCENARIOS / scenario, None, folder, simulation=Simulation(folder / "true.toml")
+        scenario, None, folder, simulation=Simulation(folder / "true.toml")
     )
     assert summary.exit_code == 0, summary.reason
     run = RunFolder((folder / "latest").resolve())

@@ -55,12 +55,13 @@ class Line:
         self._byte_ns = byte_ns(spec.url)
         self._timeout_ns = round(spec.exchange_timeout_s * NS_PER_S)
         answer_ns = round(config.timing.answer_ms * NS_PER_MS)
-        self._read_ns = answer_ns + round(control.read_ms.value * NS_PER_MS)
-        takes_ms = control.switch_ms.value + _beyond_tcp_ms(spec.url, control)
+        longer_ms = _beyond_tcp_ms(spec.url, control)
+        self._read_ns = answer_ns + round((control.read_ms.value + longer_ms) * NS_PER_MS)
+        takes_ms = control.switch_ms.value + longer_ms
         takes_ns = round(takes_ms * NS_PER_MS)
         self._rewire_ns = answer_ns + takes_ns
-        self._comes_ns = 0 if self._byte_ns else takes_ns
-        """Until a command has come, beside its bytes: nobody knows, where none are counted."""
+        self._comes_ns = 0 if self._byte_ns else takes_ns // 2
+        """Until a command has come, beside its bytes; where none are counted, half of the way."""
         light_ns = round(control.light_ms.value * NS_PER_MS)
         self._look_ns, self.told_ns = (light_ns, 0) if self._byte_ns else (0, light_ns)
         """What each look at meters takes, or the last one, once light is there."""
@@ -244,6 +245,6 @@ class Line:
 
 
 def _beyond_tcp_ms(url: str, control: Control) -> float:
-    """Return how much longer a change takes than over TCP."""
+    """Return how much longer a change, or a read, takes than over TCP."""
     longer = {"serial": control.serial_ms, "ssh": control.ssh_ms}.get(url.partition(":")[0])
     return longer.value if longer else 0.0

@@ -90,7 +90,9 @@ def _read(measured: Measured, lines: Lines, sent_s: float, left_s: float) -> Row
     def waited(figures: Figures) -> float:
         return max(left_s, *(line.reads_s(figures) for line in lines))
 
-    return _row(measured, "read", (lines, round(left_s / ALIKE_S)), sent_s, waited, READ)
+    longer = dict.fromkeys(line.longer for line in lines if line.longer)
+    key = lines, round(left_s / ALIKE_S)
+    return _row(measured, "read", key, sent_s, waited, READ, *longer)
 
 
 def _switching(
@@ -99,7 +101,6 @@ def _switching(
     """Yield a command and its light; of several units the last answer and the last light count."""
     lines = tuple(line for line in lines if line.changes)
     needs = tuple(dict.fromkeys(name for line in lines for name in line.needs))
-    looks = any(line.look for line in lines)
     taken_s = _took_s(stages, "command_sent", "device_acknowledged")
     lit_s = _took_s(stages, "device_acknowledged", "light")
 
@@ -107,8 +108,6 @@ def _switching(
         return max(line.takes_s(figures) for line in lines)
 
     def lit(figures: Figures) -> float:
-        if not looks:
-            return max(line.lights_s(figures, lit_before=lit_before) for line in lines)
         told = (
             line.takes_s(figures) + line.lights_s(figures, lit_before=lit_before) for line in lines
         )
@@ -117,8 +116,7 @@ def _switching(
     if taken_s and lines:
         yield _row(measured, "switch", lines, taken_s, taken, *needs)
     if lit_s and lines:
-        also = needs if looks else ()
-        yield _row(measured, "light", (lines, lit_before), lit_s, lit, LIGHT, *also)
+        yield _row(measured, "light", (lines, lit_before), lit_s, lit, LIGHT, *needs)
 
 
 # -- beside the traffic ----------------------------------------------------------------------------

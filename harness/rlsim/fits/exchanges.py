@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby, zip_longest
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -153,8 +153,9 @@ def phases(measured: Measured) -> Iterator[Row]:
         begin_ns, end_ns = row["train_begin_ns"], row["train_end_ns"]
         inside = [one for one in told if begin_ns <= one.ready_ns <= end_ns]
         wires = networks.during(row["policy"], begin_ns, end_ns)
-        for one, after in pairwise(inside):
-            at = wires or networks.during(row["policy"], one.ready_ns, after.ready_ns)
+        for one, after in zip_longest(inside, inside[1:]):
+            until_ns = one.end_ns if after is None else after.ready_ns
+            at = wires or networks.during(row["policy"], one.ready_ns, until_ns)
             if at is not None:
                 yield from _phase(measured, one, after, at)
         if inside and wires is not None:
@@ -182,14 +183,15 @@ def _told(rows: Iterable[Stamped]) -> Iterator[_Told]:
         )
 
 
-def _phase(measured: Measured, one: _Told, after: _Told, wires: Wires) -> Iterator[Row]:
+def _phase(measured: Measured, one: _Told, after: _Told | None, wires: Wires) -> Iterator[Row]:
     """Yield one communication, up to the next one of the same nodes, or to its own end."""
     exchange = _exchange(measured, one, wires)
     if exchange is None:
         return
-    chained, times = one.nodes == after.nodes, one.times
-    took_s = ((after.ready_ns if chained else one.end_ns) - one.ready_ns) * NS
-    computed_s = (times - 1) * one.gap_s + (after.gap_s if chained else 0.0)
+    chained = after if after is not None and after.nodes == one.nodes else None
+    times = one.times
+    took_s = ((chained.ready_ns if chained else one.end_ns) - one.ready_ns) * NS
+    computed_s = (times - 1) * one.gap_s + (chained.gap_s if chained else 0.0)
 
     def model(figures: Figures) -> float:
         finding_s = times * figures[FINDING] / 1e6

@@ -45,7 +45,7 @@ class Line:
     moves_s: float
     window_s: float
     longer: str = ""
-    """The figure by which a change takes longer."""
+    """The figure by which a change, or a read, takes longer."""
     changes: bool = True
     """Whether it has anything to do."""
     read_s: float = 0.0
@@ -62,22 +62,29 @@ class Line:
 
     def reads_s(self, figures: Figures) -> float:
         """Return how long reading the map takes."""
-        return self.answer_s + figures[READ] / 1e3 + self.read_s
+        longer_s = figures[self.longer] / 1e3 if self.longer else 0.0
+        return self.answer_s + figures[READ] / 1e3 + longer_s + self.read_s
 
     def takes_s(self, figures: Figures) -> float:
         """Return when a change is acknowledged, from its (last) command."""
-        beside_s = sum(figures[name] for name in self.needs) / 1e3
-        return self.answer_s + beside_s + self.acknowledged_s
+        return self.answer_s + self._beside_s(figures) + self.acknowledged_s
+
+    def obeys_s(self, figures: Figures) -> float:
+        """Return when it obeys that command: where no bytes are counted, half of the way."""
+        return self.commanded_s if self.look else self._beside_s(figures) / 2
 
     def lights_s(self, figures: Figures, *, lit_before: bool) -> float:
         """Return when its light is told, from when a change is acknowledged."""
         light_s, asks_s = figures[LIGHT] / 1e3, self.window_s if lit_before else 0.0
-        if self.look is None:  # it has obeyed when it begins to answer
-            return max(self.moves_s + CLIMB_S - self.answer_s, asks_s) + light_s
-        rests_s = self.commanded_s + self.moves_s + CLIMB_S - self.takes_s(figures)
+        rests_s = self.obeys_s(figures) + self.moves_s + CLIMB_S - self.takes_s(figures)
+        if self.look is None:
+            return max(rests_s, asks_s) + light_s
         while asks_s + light_s + self.look.said_s < rests_s:
             asks_s += light_s + self.look.dark_s + PAUSE_S
         return asks_s + light_s + self.look.lit_s
+
+    def _beside_s(self, figures: Figures) -> float:
+        return sum(figures[name] for name in self.needs) / 1e3
 
 
 def lines_of(
