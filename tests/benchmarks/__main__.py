@@ -36,6 +36,7 @@ NAMES = {
     "tors": "one apply by each ToR driver beside a bare ip; needs root",
     "two_tier_loss": "packets and goodput lost to changes of circuits across pods; needs root",
     "scale": "one RL step of 64 to 8,192 GPUs, simulated: time, memory, and how they grow",
+    "agreement": "simulations beside the emulated bench, on what was not fitted; root, 20 minutes",
     "nccl_tables": "collective times against public NCCL tables: sizes and GPU counts held out",
     "light": "map updates, dark times on packets, throughput, steering; needs root",
 }
