@@ -103,11 +103,17 @@ class _Sampled(NamedTuple):
 
 
 def _compared(found: Samples) -> dict[str, _Sampled]:
-    """Return the metrics of a run that are compared; of one instance's, only the whole."""
+    """Return the metrics of a run that are compared; of one instance's, only the whole.
+
+    Where steps have theirs, all of them in one say nothing more.
+    """
     kept = {}
-    for name, metric in found.metrics().items():
+    metrics = found.metrics()
+    parts = {base for base, labels in map(parse_metric, metrics) if "step" in labels}
+    for name, metric in metrics.items():
         base, labels = parse_metric(name)
-        if _kind(base) is not None and "instance" not in labels:
+        pooled = base in parts and "step" not in labels
+        if _kind(base) is not None and "instance" not in labels and not pooled:
             kept[name] = _Sampled(metric, half_width(found.values(name)))
     return kept
 

@@ -101,6 +101,7 @@ class Figures:
 
     network: Network
     control: Control
+    one_machine: bool = False
 
 
 class Small:
@@ -108,10 +109,17 @@ class Small:
 
     store = ""
 
-    def __init__(self, made: Bench, seed: int = 0, network: Network = NETWORK) -> None:
+    def __init__(
+        self,
+        made: Bench,
+        seed: int = 0,
+        network: Network = NETWORK,
+        *,
+        one_machine: bool = False,
+    ) -> None:
         self.clock = VirtualClock()
         self.topology = topology_of(made)
-        figures: Any = Figures(network, CONTROL)
+        figures: Any = Figures(network, CONTROL, one_machine)
         self.fabric = Fabric(made, self.topology, figures, self.clock)
         self.world = World(made, self.topology, self.clock, figures, self.fabric, seed)
         self.units = {name: Unit(self.world, name) for name in self.topology.switches}

@@ -297,6 +297,21 @@ def test_weights_are_gathered_where_writers_are_and_the_last_two_stay() -> None:
     virtually(test())
 
 
+@pytest.mark.parametrize("one_machine", [False, True])
+def test_hosts_of_one_machine_write_one_after_the_other(one_machine: bool) -> None:
+    async def test() -> None:
+        of = world(4, **FIGURES)
+        of.figures = replace(of.figures, one_machine=one_machine)
+        pod = Pod(spec("DP4"), of)
+        size = (await pod.open())[0].weights_bytes
+        begin_ns = pod.now_ns
+        await ask_all(pod.nodes, PublishWeights(version=0, writers=(0, 2)))
+        wanted_ns = 1e8 + 0.75 * size + 2 * size * (2 if one_machine else 1)
+        assert pod.now_ns - begin_ns == pytest.approx(wanted_ns, rel=1e-3)
+
+    virtually(test())
+
+
 def test_published_weights_are_what_porters_carry() -> None:
     async def test() -> None:
         of = world(2, **FIGURES)

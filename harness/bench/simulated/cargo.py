@@ -128,32 +128,31 @@ class Hop:
             raise
 
     async def _fill(self, far: Cargo, child: str) -> None:
-        near, offer = self._cargo, self._cargo.offer
+        near, offer, clock = self._cargo, self._cargo.offer, self._world.clock
         parts = offer.parts
         try:
             await near.begun
             if not near.whole.done():
                 await self._world.takes(self._host_s(parts.first))  # a bucket is verified first
-            begin_ns = self._world.clock.now_ns()
             await self._send(parts.first, child, far)
             far.begun.set_result(None)
+            ready_ns = self._host_ns(offer.size_bytes - parts.last)
             await self._send(parts.between, child, far)
             await near.nearly
             await self._send(parts.full, child, far)
             far.nearly.set_result(None)
+            ready_ns = max(ready_ns, self._host_ns(parts.full))
             await near.whole
-            passed_s = (self._world.clock.now_ns() - begin_ns) / NS_PER_S
-            before_s = self._host_s(offer.size_bytes - parts.last)
-            await self._world.takes(max(0.0, before_s - passed_s))
             await self._send(parts.last, child, far)
         except (Ended, asyncio.CancelledError) as ended:
             had = f"{self.had} of {offer.buckets} buckets had come"
             far.end(Ended("ParentLost", f"the sender is lost ({str(ended) or TIME_IS_UP}): {had}"))
             raise
-        far.received_ns = self._world.clock.now_ns()
+        await clock.sleep_ns(ready_ns - clock.now_ns())  # it takes in one after the other
+        far.received_ns = clock.now_ns()
         await self._world.takes(self._host_s(parts.last))
         far.check()
-        far.verified_ns = self._world.clock.now_ns()
+        far.verified_ns = clock.now_ns()
         far.whole.set_result(None)
 
     async def _send(self, size_bytes: int, child: str, far: Cargo) -> None:
@@ -170,6 +169,10 @@ class Hop:
             await carrying
         self.had += -(-size_bytes // self._cargo.offer.bucket_bytes)
         far.had = self.had
+
+    def _host_ns(self, size_bytes: int) -> int:
+        """Return when a porter that begins now has verified so much."""
+        return self._world.clock.now_ns() + round(self._host_s(size_bytes) * NS_PER_S)
 
     def _host_s(self, size_bytes: int) -> float:
         """Return how long a porter takes to verify so much and to begin sending it."""

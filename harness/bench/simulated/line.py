@@ -56,12 +56,11 @@ class Line:
         self._timeout_ns = round(spec.exchange_timeout_s * NS_PER_S)
         answer_ns = round(config.timing.answer_ms * NS_PER_MS)
         longer_ms = _beyond_tcp_ms(spec.url, control)
-        self._read_ns = answer_ns + round((control.read_ms.value + longer_ms) * NS_PER_MS)
-        takes_ms = control.switch_ms.value + longer_ms
-        takes_ns = round(takes_ms * NS_PER_MS)
-        self._rewire_ns = answer_ns + takes_ns
-        self._comes_ns = 0 if self._byte_ns else takes_ns // 2
-        """Until a command has come, beside its bytes; where none are counted, half of the way."""
+        self._answer_ns = answer_ns
+        self._reads_ns = round((control.read_ms.value + longer_ms) * NS_PER_MS)
+        self._changes_ns = round((control.switch_ms.value + longer_ms) * NS_PER_MS)
+        self.at_once = 1
+        """How many lines are spoken over at once that share a machine, with whoever speaks."""
         light_ns = round(control.light_ms.value * NS_PER_MS)
         self._look_ns, self.told_ns = (light_ns, 0) if self._byte_ns else (0, light_ns)
         """What each look at meters takes, or the last one, once light is there."""
@@ -88,7 +87,7 @@ class Line:
         bytes_ns = 0
         if self._byte_ns:
             bytes_ns = reading(self._driver, self.name, circuits).answered[-1] * self._byte_ns
-        self._exchange(QUERY, self._read_ns + bytes_ns)
+        self._exchange(QUERY, self._reading_ns + bytes_ns)
         return Matching(frozenset(circuits))
 
     def connect(self, circuits: Sequence[Circuit]) -> None:
@@ -108,10 +107,11 @@ class Line:
         after = [*({*self.model.circuits()} - {*drop}), *make]
         for exchange in changing(self._driver, self.name, drop, make, after):
             sent_ns = self.now_ns
-            acknowledged_ns = sent_ns + self._rewire_ns + exchange.acknowledged * self._byte_ns
+            beside_ns = self._answer_ns + self._changes_ns * self.at_once
+            acknowledged_ns = sent_ns + beside_ns + exchange.acknowledged * self._byte_ns
             changes = tuple(self._obeyed(exchange))
             refused += [circuit for change in changes for circuit in change.refused]
-            ends_ns = self._rewire_ns + exchange.answered[-1] * self._byte_ns
+            ends_ns = beside_ns + exchange.answered[-1] * self._byte_ns
             try:
                 self._exchange(Answer(b"?", changes, is_query=True), ends_ns)
             except (LinkLost, DeadlineExpired) as fault:
@@ -166,6 +166,11 @@ class Line:
 
     # -- what the unit does -------------------------------------------------------------------
 
+    @property
+    def _reading_ns(self) -> int:
+        """What reading the map takes, beside its bytes."""
+        return self._answer_ns + self._reads_ns * self.at_once
+
     def break_down(self, faults: Faults) -> None:
         """Have these faults from now on; raises `Misuse` where the unit has no such ports."""
         change = self.model.break_down(faults, self.now_ns)
@@ -173,9 +178,13 @@ class Line:
         self.mirrors.carry_out(change, self.now_ns)
 
     def _obeyed(self, exchange: Exchange) -> Iterator[Change]:
-        """Yield what each command does, when it has come, whenever the answer comes."""
+        """Yield what each command does, when it has come, whenever the answer comes.
+
+        Where no bytes are counted, it has half of the way to the answer.
+        """
+        beside_ns = 0 if self._byte_ns else self._changes_ns * self.at_once // 2
         for turn, said in zip(exchange.turns, exchange.obeyed, strict=True):
-            comes_ns = self._comes_ns + said * self._byte_ns
+            comes_ns = beside_ns + said * self._byte_ns
             acts_ns = self.now_ns + min(comes_ns, self._timeout_ns)
             changes = []
             if turn.drop:
@@ -237,7 +246,7 @@ class Line:
                 raise DeadlineExpired(f"{self._url}: open, but the unit does not answer")
             raise LinkLost(f"{self._url}: the device closed the line")
         self._is_open = True
-        self._exchange(QUERY, self._read_ns)
+        self._exchange(QUERY, self._reading_ns)
 
     def _wait(self, duration_ns: int) -> None:
         self.now_ns += duration_ns

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -32,6 +33,8 @@ class Unit:
         rng = seeded(world.seed, f"switch {name}")
         self._line = Line(self.spec, unit, world.figures.control, rng)
         self.mirrors = self._line.mirrors
+        self._one_machine = world.figures.one_machine
+        self._spoken: set[str] = world.shared.setdefault("lines spoken over", set())
         self._turn = asyncio.Lock()
         self._prepared: tuple[Matching, Delta] | None = None
 
@@ -85,8 +88,9 @@ class Unit:
         """Apply, then wait for light where the unit has power monitors."""
         prepared, self._prepared = self._prepared, None
         planned = prepared[1] if prepared and prepared[0] == wanted else None
+        says = planned is None or bool(planned)
         try:
-            return await self._soon(partial(self._switch, wanted, planned))
+            return await self._soon(partial(self._switch, wanted, planned), says=says)
         except TimeoutError as error:
             raise Indeterminate(
                 f"{self.name}: not changed within {self._soon_s:g} s; its map is not known"
@@ -110,20 +114,34 @@ class Unit:
         spec = self.spec
         return min(spec.apply_timeout_s, 2 * spec.exchange_timeout_s + spec.light_timeout_s)
 
-    async def _soon(self, work: Callable[[], T]) -> T:
+    async def _soon(self, work: Callable[[], T], *, says: bool = True) -> T:
         """Do what does not wait for a unit that is starting; raises `TimeoutError`."""
         async with asyncio.timeout(self._soon_s):
-            return await self._call(work)
+            return await self._call(work, says=says)
 
-    async def _call(self, work: Callable[[], T]) -> T:
+    async def _call(self, work: Callable[[], T], *, says: bool = True) -> T:
         """Return what a call comes to, when it does; what was begun is done whoever waits."""
-        async with self._turn:
+        async with self._turn, self._among_others(says=says):
             self._line.now_ns = max(self._line.now_ns, self._clock.now_ns())
             try:
                 return work()
             finally:
                 self.mirrors.turn(self._clock)
                 await self._clock.sleep_ns(self._line.now_ns - self._clock.now_ns())
+
+    @asynccontextmanager
+    async def _among_others(self, *, says: bool) -> AsyncIterator[None]:
+        """Have the line know how many on its machine are spoken over meanwhile."""
+        if not (says and self._one_machine):
+            yield
+            return
+        self._spoken.add(self.name)
+        try:
+            await asyncio.sleep(0)  # all that begin now have begun
+            self._line.at_once = len(self._spoken)
+            yield
+        finally:
+            self._spoken.discard(self.name)
 
     def _apply(self, wanted: Matching, limit_s: float, planned: Delta | None = None) -> Applied:
         return contract.apply(

@@ -54,6 +54,9 @@ class Line:
     acknowledged_s: float = 0.0
     look: Look | None = None
     """Of a unit at a serial line."""
+    read_at_once: int = 1
+    """How many units are read at once that share a machine, with whoever reads."""
+    changed_at_once: int = 1
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -62,8 +65,8 @@ class Line:
 
     def reads_s(self, figures: Figures) -> float:
         """Return how long reading the map takes."""
-        longer_s = figures[self.longer] / 1e3 if self.longer else 0.0
-        return self.answer_s + figures[READ] / 1e3 + longer_s + self.read_s
+        own_ms = figures[READ] + (figures[self.longer] if self.longer else 0.0)
+        return self.answer_s + self.read_at_once * own_ms / 1e3 + self.read_s
 
     def takes_s(self, figures: Figures) -> float:
         """Return when a change is acknowledged, from its (last) command."""
@@ -84,7 +87,7 @@ class Line:
         return asks_s + light_s + self.look.lit_s
 
     def _beside_s(self, figures: Figures) -> float:
-        return sum(figures[name] for name in self.needs) / 1e3
+        return self.changed_at_once * sum(figures[name] for name in self.needs) / 1e3
 
 
 def lines_of(
@@ -106,6 +109,9 @@ def lines_of(
             return ()
         else:
             found.append(_beside(measured, name))
+    if measured.one_machine:
+        count, changed = len(found), sum(line.changes for line in found)
+        found = [replace(line, read_at_once=count, changed_at_once=changed) for line in found]
     return tuple(dict.fromkeys(found))
 
 

@@ -125,8 +125,10 @@ def wire_s(
         begun[target] = begin_s + sent_s(parts.first, hop, IDLE_S)
         at_s = max(begun[target] + sent_s(parts.between, hop), nearly.get(source, 0.0))
         nearly[target] = at_s + sent_s(parts.full, hop)
-        at_s = max(nearly[target], whole.get(source, 0.0), begin_s + before_s)
-        whole[target] = at_s + sent_s(parts.last, hop) + host_s(parts.last, 1)
+        full_s = host_s(parts.full, 1 if parts.full else 0)
+        ready_s = max(begun[target] + before_s, nearly[target] + full_s)
+        at_s = max(nearly[target], whole.get(source, 0.0)) + sent_s(parts.last, hop)
+        whole[target] = max(at_s, ready_s) + host_s(parts.last, 1)
     return max(whole.values())
 
 

@@ -16,6 +16,9 @@ LEARNS = 0.5
 """How far the newest measurement moves what is known."""
 WITHIN = (0.25, 4.0)
 """How far measured traffic may be from what was announced, and still be that."""
+STRAY = 0.01
+"""Less than this of all that crossed is no traffic to plan for: acknowledgements, and what counters
+of both ends are apart by. A circuit for it would move light for nothing."""
 
 
 @dataclass
@@ -50,7 +53,7 @@ class History:
         ratio = np.clip(ratio, *WITHIN)
         known = self._ratio.get(announced.name, ratio)
         self._ratio[announced.name] = known + LEARNS * (ratio - known)
-        rest = np.where(told, 0.0, sent)
+        rest = np.where(told | (sent < STRAY * sent.sum()), 0.0, sent)
         before = self._unannounced.get(announced.name, rest)
         self._unannounced[announced.name] = before + LEARNS * (rest - before)
 
