@@ -16,10 +16,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
+from drivers.address import SerialAddress, baud_of
 from drivers.catalog import NETNS
 from drivers.emulators import config
 from drivers.emulators.light.abilities import probe
@@ -292,15 +293,13 @@ def unit_of(
     name: str, switch: Switch, links: Links, folder: Path, light: config.Light
 ) -> config.EmulatedSwitch:
     """Return what the emulated unit of a bench file's switch is told at its start."""
-    url = urlsplit(switch.url)
-    server = SERVER_OF_SCHEME[url.scheme]
+    server = SERVER_OF_SCHEME[urlsplit(switch.url).scheme]
     protocol = PROTOCOL_OF_DRIVER[switch.driver]
-    baud = int(parse_qs(url.query).get("baud", ["38400"])[0])
     ssh = server == "ssh"
     face = config.Face(
         protocol=protocol,
         server=server,
-        baud=baud,
+        baud=baud_of(switch.url) or SerialAddress.baud,
         link=str(folder / f"{name}.tty") if server == "serial" else None,
         user=USER if ssh else None,
         password_file=str(folder / PASSWORD_FILE) if ssh else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,6 +93,9 @@ class Carrier:
 
     clock: VirtualClock
     carried: list[Flow] = field(default_factory=list)
+
+    async def stands_still(self, source: str, target: str, for_ns: int) -> None:
+        await asyncio.Event().wait()
 
     async def carry(self, flows: Sequence[Flow]) -> None:
         self.carried += flows

@@ -42,6 +42,9 @@ class Wires:
         """When, and what."""
         self.ended: list[int] = []
 
+    async def stands_still(self, source: str, target: str, for_ns: int) -> None:
+        await asyncio.Event().wait()
+
     async def carry(self, flows: Sequence[Flow]) -> None:
         self.carried.append((self._clock.now_ns(), tuple(flows)))
         load: Counter[tuple[str, str]] = Counter()

@@ -153,6 +153,24 @@ def test_what_is_sent_into_the_dark_is_late_by_exactly_the_dark_time() -> None:
     play(body)
 
 
+def test_who_sends_into_the_dark_stands_still_from_when_light_went_until_it_is_back() -> None:
+    async def body(small: Small) -> None:
+        here = small.link("t0", "t1")
+        await small.switch(here)
+        await small.lead_over(here)
+        async with beside(small.fabric.stands_still("t0.0", "t1.0", 10**8)) as still:
+            await small.sleep_ms(250)  # it could send all the time
+            await small.switch()
+            await small.switch(here)
+            assert not still.done()
+            await small.switch()
+            dark_ms = small.turns[-1][0]
+            await still
+            assert small.now_ms() == pytest.approx(dark_ms + 100, abs=NEAR_MS)
+
+    play(body)
+
+
 def test_who_is_steered_off_a_circuit_before_it_goes_dark_never_waits() -> None:
     async def body(small: Small) -> None:
         here = small.link("t0", "t1")

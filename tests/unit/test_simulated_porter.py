@@ -184,6 +184,21 @@ def test_a_child_that_does_not_listen_is_named_and_others_get_all() -> None:
     virtually(test())
 
 
+def test_a_child_that_nothing_reaches_is_given_up_after_a_while() -> None:
+    async def test() -> None:
+        line = await Line(2).open()
+        network: Any = line.world.network
+        network.carry = lambda _flows: asyncio.Event().wait()
+        network.stands_still = lambda _from, _to, for_ns: line.world.clock.sleep_ns(for_ns)
+        edges = edges_of(["n0"], ["n1"], "chain")
+        expect, sent = line.expect("n1", edges), await line.send(edges)
+        assert line.now_ns == NS_PER_S
+        assert sent.text == f"n1:{PORT}: stood still for 1 s; it had 0 of 10 buckets"
+        assert (await expect).error == "ParentLost"
+
+    virtually(test())
+
+
 def test_a_node_that_expects_nothing_sends_the_sender_away_after_a_while() -> None:
     async def test() -> None:
         line = await Line(2).open()

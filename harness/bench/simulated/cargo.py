@@ -39,6 +39,8 @@ class Offer(NamedTuple):
     size_bytes: int
     checksum: int
     bucket_bytes: int
+    stall_ns: int
+    """A sender for whom nothing moves for so long gives up."""
 
     @property
     def buckets(self) -> int:
@@ -160,12 +162,17 @@ class Hop:
         if not size_bytes:
             return
         self.begin_ns = self.begin_ns or self._world.clock.now_ns()
-        flow = Flow(self._node, child, size_bytes)
-        async with beside(self._world.network.carry([flow])) as carrying:
-            over = (carrying, far.lost, self._cargo.lost)
+        network, stall_ns = self._world.network, self._cargo.offer.stall_ns
+        async with (
+            beside(network.carry([Flow(self._node, child, size_bytes)])) as carrying,
+            beside(network.stands_still(self._node, child, stall_ns)) as still,
+        ):
+            over = (carrying, still, far.lost, self._cargo.lost)
             await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
             far.check()
             self._cargo.check()
+            if not carrying.done():
+                raise Ended("StoodStill", f"stood still for {stall_ns / NS_PER_S:g} s")
             await carrying
         self.had += -(-size_bytes // self._cargo.offer.bucket_bytes)
         far.had = self.had

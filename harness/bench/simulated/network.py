@@ -72,6 +72,8 @@ class Fabric:
         self._buckets = Buckets(1000 * figures.network.burst_kb.value, self._capacities())
         self._under_way: dict[int, _UnderWay] = {}
         self._aims: dict[Uplink, Uplink] = {}
+        self._turned = asyncio.Event()
+        """Set when ways or light change; a new one then."""
         self._timer: asyncio.TimerHandle | None = None
         self._due_ns = FOREVER_NS
         self._units: Mapping[str, Unit] = {}
@@ -113,6 +115,19 @@ class Fabric:
             await parcel.arrived
         finally:
             self._withdraw(parcel)
+
+    async def stands_still(self, source: str, target: str, for_ns: int) -> None:
+        """Return when nothing could get from one node to the other for so long."""
+        way = Flow(source, target, 1.0)
+        while True:
+            turned = self._turned
+            try:
+                async with asyncio.timeout(for_ns / NS_PER_S):
+                    await turned.wait()
+            except TimeoutError:
+                paths = (self._ways.path(*part) for part in self._ways.parts(way))
+                if not any(self._buckets.capacity[[*path]].all() for path in paths):
+                    return
 
     def _withdraw(self, parcel: _Parcel) -> None:
         """Take what is left of a parcel away; nothing is where all has arrived."""
@@ -199,6 +214,8 @@ class Fabric:
 
     def _open(self, senders: Iterable[Uplink]) -> None:
         """Let uplinks carry something whose light arrives where they aim at; no others."""
+        self._turned.set()
+        self._turned = asyncio.Event()
         now_ns = self._clock.now_ns()
         for sender in senders:
             aim = self._aims.get(sender)

@@ -113,7 +113,8 @@ class Porter:
         if found is None:
             raise Ended("NoFile", f"{asked.path}: No such file or directory")
         _, size, checksum = found
-        offer = Offer(asked.transfer, asked.version, size, checksum, asked.bucket_bytes)
+        sent = asked.transfer, asked.version, size, checksum
+        offer = Offer(*sent, asked.bucket_bytes, asked.stall_ns)
         cargo = self._sending = Cargo.of_file(offer)
         hops, begin_ns = self._hops(cargo, asked.children), self._now_ns()
         await self._by_deadline(cargo, [hop.run() for hop in hops])

@@ -44,6 +44,9 @@ class Network(Protocol):
         A flow within one node, or of nothing, takes no time. Whoever is cancelled sends no more.
         """
 
+    async def stands_still(self, source: str, target: str, for_ns: int) -> None:
+        """Return when nothing could get from one node to the other for so long."""
+
 
 class Labour(Protocol):
     """What an agent can be asked to do."""
