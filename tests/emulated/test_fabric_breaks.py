@@ -293,7 +293,7 @@ def test_a_dead_plane_needs_a_person_and_a_tor_that_refused_is_used_again(fabric
 def test_a_stuck_port_a_tor_without_its_electrical_link_and_a_late_controller(
     fabric: Fabric,
 ) -> None:
-    steps = 7
+    steps = 12
     fabric.start(steps)
     fabric.wait_for_step(0)
     fabric.breaks("agg2", stuck_ports=(17,))
