@@ -79,12 +79,12 @@ class PolatisScpi(_Polatis[ScpiLine]):
 
     def connect(self, circuits: Sequence[Circuit]) -> None:
         """Make circuits, the others stay."""
-        for batch in _batches(circuits, BATCH_MAX):
+        for batch in batches(circuits, BATCH_MAX):
             self._line.command(f":OXC:SWIT:CONN:ADD {scpi.pairs(batch)}")
 
     def disconnect(self, circuits: Sequence[Circuit]) -> None:
         """Drop circuits."""
-        for batch in _batches(circuits, BATCH_MAX):
+        for batch in batches(circuits, BATCH_MAX):
             self._line.command(f":OXC:SWIT:CONN:SUB {scpi.pairs(batch)}")
 
     def rewire(self, drop: Sequence[Circuit], make: Sequence[Circuit]) -> Receipt:
@@ -122,7 +122,7 @@ class PolatisScpi(_Polatis[ScpiLine]):
     def set_shutter(self, ports: Sequence[int], *, closed: bool) -> None:
         """Close or open ports."""
         verb = "DIS" if closed else "ENAB"
-        for batch in _batches(ports, PORTS_MAX):
+        for batch in batches(ports, PORTS_MAX):
             self._line.command(f":OXC:SWIT:PORT:{verb} {scpi.ports(batch)}")
 
     def _ask_identity(self) -> Identity:
@@ -133,8 +133,8 @@ class PolatisScpi(_Polatis[ScpiLine]):
     @staticmethod
     def _changes(drop: Sequence[Circuit], make: Sequence[Circuit]) -> list[str]:
         """Return the messages of a change: one where it fits, so that dark time is least."""
-        sets = [("SUB", batch) for batch in _batches(drop, BATCH_MAX)]
-        sets += [("ADD", batch) for batch in _batches(make, BATCH_MAX)]
+        sets = [("SUB", batch) for batch in batches(drop, BATCH_MAX)]
+        sets += [("ADD", batch) for batch in batches(make, BATCH_MAX)]
         texts = [f"{verb} {scpi.pairs(batch)}" for verb, batch in sets]
         head = ":OXC:SWIT:CONN:"
         if len(drop) + len(make) <= BATCH_MAX:
@@ -149,7 +149,7 @@ class PolatisScpi(_Polatis[ScpiLine]):
         self, query: str, ports: Sequence[int], parse: Callable[[str], list[T]]
     ) -> dict[int, T]:
         values: dict[int, T] = {}
-        for batch in _batches(ports, PORTS_MAX):
+        for batch in batches(ports, PORTS_MAX):
             found = self._line.query(f"{query} {scpi.ports(batch)}", parse).value
             if len(found) != len(batch):
                 raise Garbled(f"{self.name}: asked for {len(batch)} ports, got {len(found)}")
@@ -212,7 +212,7 @@ class PolatisTl1(_Polatis[Tl1Line]):
     def set_shutter(self, ports: Sequence[int], *, closed: bool) -> None:
         """Close or open ports."""
         verb = "OPR-PORT-SHUTTER" if closed else "RLS-PORT-SHUTTER"
-        for batch in _batches(ports, PORTS_MAX):
+        for batch in batches(ports, PORTS_MAX):
             self._line.ask(tl1.Request(verb, tl1.aid(batch)), changes=True)
 
     def events(self) -> list[tl1.Event]:
@@ -243,8 +243,8 @@ class PolatisTl1(_Polatis[Tl1Line]):
 
     @staticmethod
     def _changes(drop: Sequence[Circuit], make: Sequence[Circuit]) -> list[tl1.Request]:
-        drops = [tl1.aid([a for a, _ in batch]) for batch in _batches(drop, BATCH_MAX)]
-        makes = [tl1.pair_aid(batch) for batch in _batches(make, BATCH_MAX)]
+        drops = [tl1.aid([a for a, _ in batch]) for batch in batches(drop, BATCH_MAX)]
+        makes = [tl1.pair_aid(batch) for batch in batches(make, BATCH_MAX)]
         return [tl1.Request("DLT-PATCH", aid) for aid in drops] + [
             tl1.Request("ENT-PATCH", aid) for aid in makes
         ]
@@ -260,7 +260,7 @@ class PolatisTl1(_Polatis[Tl1Line]):
         self, verb: str, ports: Sequence[int], pattern: re.Pattern[str]
     ) -> dict[int, str]:
         values: dict[int, str] = {}
-        for batch in _batches(ports, PORTS_MAX):
+        for batch in batches(ports, PORTS_MAX):
             rows = self._line.rows(tl1.Request(verb, tl1.aid(batch)))
             matches = [found for row in rows if (found := pattern.match(row))]
             values.update({int(found[1]): found[2] for found in matches})
@@ -269,7 +269,8 @@ class PolatisTl1(_Polatis[Tl1Line]):
         return {port: values[port] for port in ports}
 
 
-def _batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Yield items in their order, as many at once as one command takes."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 

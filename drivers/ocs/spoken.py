@@ -14,7 +14,7 @@ from itertools import accumulate
 from drivers.address import baud_of
 from drivers.base import NS_PER_S, Circuit, Delta
 from drivers.dialects import scpi, tl1
-from drivers.ocs.polatis import BATCH_MAX, PolatisScpi, PolatisTl1
+from drivers.ocs.polatis import BATCH_MAX, PolatisScpi, PolatisTl1, batches
 
 Driver = type[PolatisScpi | PolatisTl1]
 Batch = tuple[Sequence[Circuit], Sequence[Circuit]]
@@ -112,25 +112,23 @@ def changing(
     said = driver.preview(Delta(tuple(drop), tuple(make), ()))
     if not said:
         return []
-    batches = _batches(drop, make)
+    parts = _parts(drop, make)
     if driver is PolatisScpi:
         if len(drop) + len(make) <= BATCH_MAX:
-            batches = [(drop, make)]
-        heard = [NO_ERROR] * (len(batches) - 1) + [_map(after)]
+            parts = [(drop, make)]
+        heard = [NO_ERROR] * (len(parts) - 1) + [_map(after)]
         return [
             Exchange((_scpi(message, answer, *batch),))
-            for message, answer, batch in zip(said, heard, batches, strict=True)
+            for message, answer, batch in zip(said, heard, parts, strict=True)
         ]
     tags = range(tag, tag + len(said))
     heard = [
         _report(name, reports + i, *batch) + _frame(name, f"M  {tags[i]} COMPLD")
-        for i, batch in enumerate(batches)
+        for i, batch in enumerate(parts)
     ] + [_patches(name, after, tags[-1])]
     turns = (
         _tl1(command.replace("<ctag>", str(ctag)), answer, *batch)
-        for command, ctag, answer, batch in zip(
-            said, tags, heard, [*batches, ((), ())], strict=True
-        )
+        for command, ctag, answer, batch in zip(said, tags, heard, [*parts, ((), ())], strict=True)
     )
     return [Exchange(tuple(turns))]
 
@@ -158,10 +156,10 @@ def looking(
     return Exchange((_tl1(command, _frame(name, f"M  {tag} COMPLD", rows)),))
 
 
-def _batches(drop: Sequence[Circuit], make: Sequence[Circuit]) -> list[Batch]:
+def _parts(drop: Sequence[Circuit], make: Sequence[Circuit]) -> list[Batch]:
     """Return what goes into one command each, where it does not all go into one."""
-    gone: list[Batch] = [(drop[i : i + BATCH_MAX], ()) for i in range(0, len(drop), BATCH_MAX)]
-    return [*gone, *(((), make[i : i + BATCH_MAX]) for i in range(0, len(make), BATCH_MAX))]
+    gone: list[Batch] = [(batch, ()) for batch in batches(drop, BATCH_MAX)]
+    return [*gone, *(((), batch) for batch in batches(make, BATCH_MAX))]
 
 
 # -- SCPI ------------------------------------------------------------------------------------------

@@ -107,15 +107,16 @@ def _compared(found: Samples) -> dict[str, _Sampled]:
 
     Where steps have theirs, all of them in one say nothing more.
     """
-    kept = {}
     metrics = found.metrics()
-    parts = {base for base, labels in map(parse_metric, metrics) if "step" in labels}
-    for name, metric in metrics.items():
-        base, labels = parse_metric(name)
-        pooled = base in parts and "step" not in labels
-        if _kind(base) is not None and "instance" not in labels and not pooled:
-            kept[name] = _Sampled(metric, half_width(found.values(name)))
-    return kept
+    named = {name: parse_metric(name) for name in metrics}
+    in_parts = {base for base, labels in named.values() if "step" in labels}
+    return {
+        name: _Sampled(metrics[name], half_width(found.values(name)))
+        for name, (base, labels) in named.items()
+        if _kind(base) is not None
+        and "instance" not in labels
+        and ("step" in labels or base not in in_parts)
+    }
 
 
 def _kind(base: str) -> Kind | None:

@@ -54,9 +54,8 @@ class Line:
         self._url, self._driver = spec.url, driver_class(spec.driver)
         self._byte_ns = byte_ns(spec.url)
         self._timeout_ns = round(spec.exchange_timeout_s * NS_PER_S)
-        answer_ns = round(config.timing.answer_ms * NS_PER_MS)
         longer_ms = _beyond_tcp_ms(spec.url, control)
-        self._answer_ns = answer_ns
+        self._answer_ns = round(config.timing.answer_ms * NS_PER_MS)
         self._reads_ns = round((control.read_ms.value + longer_ms) * NS_PER_MS)
         self._changes_ns = round((control.switch_ms.value + longer_ms) * NS_PER_MS)
         self.at_once = 1
