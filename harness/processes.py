@@ -7,18 +7,22 @@ first and compared after: what was compared is what is hit.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import signal
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from harness.clock import NS_PER_MS
+
+T = TypeVar("T")
 
 GRACE_NS = 2_000 * NS_PER_MS
 
@@ -124,6 +128,26 @@ def ask_for_real_time() -> None:
     with suppress(PermissionError):
         policy = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
         os.sched_setscheduler(0, policy, os.sched_param(1))
+
+
+def is_real_time() -> bool:
+    """Whether this thread runs before ordinary ones."""
+    return os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_FIFO
+
+
+async def think(work: Callable[[], T]) -> T:
+    """Return what `work` comes to, in a thread that is as urgent as this one: the loop goes on.
+
+    An ordinary thread would lose its processor while it holds Python's lock, and the loop with it.
+    """
+    urgent = is_real_time()
+
+    def thinking() -> T:
+        if urgent:
+            ask_for_real_time()
+        return work()
+
+    return await asyncio.to_thread(thinking)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from harness.errors import UsageError
+from harness.processes import is_real_time
 from harness.wire.codec import MAX_MESSAGE_BYTES
 from harness.wire.keys import Pair
 
@@ -107,7 +108,7 @@ def new_context() -> Context:
     They carry every message; a real-time event loop that waits for an ordinary thread is none.
     """
     context: Context = zmq.Context()
-    if os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_FIFO:
+    if is_real_time():
         context.set(zmq.THREAD_PRIORITY, 1)
         context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_FIFO)
     return context

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from harness.clock import NS_PER_S
 from harness.errors import AgentLost
@@ -40,6 +41,7 @@ class Dispatcher:
         self._roster, self._changing, self._failed = roster, changing, failed
         self._queue: deque[str] = deque()
         self._wanted = asyncio.Event()
+        self._waits = False
 
     @property
     def queued(self) -> int:
@@ -63,6 +65,16 @@ class Dispatcher:
         """Look for places soon: something has changed."""
         self._wanted.set()
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Send nothing from the queue while inside."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+            self.look()
+
     def seat_for(self, id_: str) -> Place | None:
         """Return the least loaded instance that has a seat for a request at once, if one has."""
         living = self._roster.living
@@ -75,6 +87,8 @@ class Dispatcher:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
+            if self._waits:
+                continue
             for name, ids in self._assign().items():
                 works = [self._ledger.work_of(id_) for id_ in ids]
                 beside.start(self._send(self._places[name], works))

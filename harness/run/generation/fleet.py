@@ -106,6 +106,7 @@ class Fleet:
             changing=lambda: self.changing.locked() or self._keeper.starting > 0,
             failed=self._keeper.give_up,
         )
+        self.waiting = self._dispatcher.waiting
         self._watching = Watching(
             self._roster,
             nodes=len(gpus_of),
@@ -171,10 +172,7 @@ class Fleet:
         self, placed: Placed, strategy: Strategy, timeout_ns: int
     ) -> dict[str, Prepared]:
         """Ask whether these could be all that runs on these nodes; nothing is changed."""
-        bodies = {
-            node: Prepare(instances=instances, strategy=strategy)
-            for node, instances in placed.items()
-        }
+        bodies = {node: Prepare(instances=each, strategy=strategy) for node, each in placed.items()}
         return (await self.nodes.each(bodies, Prepared, timeout_ns)).complete()
 
     async def build(self, placed: Placed, strategy: Strategy, timeout_ns: int) -> dict[str, Built]:

@@ -240,7 +240,7 @@ class Loop:
             self.pilot.batch = batch
             self.pilot.look()
         if idle and self.open and self.policy.plans:
-            await self.pilot.replan()  # it decides before anything is sent
+            await self.pilot.replan(first=True)
 
     def _may_ask(self) -> bool:
         if self.open and self.step.batches == "one_at_a_time":

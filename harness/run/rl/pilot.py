@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +19,7 @@ from harness.errors import StepFailed, UsageError
 from harness.model.layout import Mix
 from harness.model.placement import place
 from harness.model.scenario import Generate, Rl
+from harness.processes import think
 from harness.run.generation.fleet import Fleet
 from harness.run.generation.generate import switch_row
 from harness.run.generation.ledger import Entry
@@ -31,7 +33,7 @@ from harness.scheduling.forecast import Forecast
 from harness.scheduling.migration import Costs, choose
 from harness.scheduling.planner import plan
 from harness.scheduling.policies import Policy, foresee, rebalance
-from harness.scheduling.view import Finished, Move, Moved, Plan, Settings, View
+from harness.scheduling.view import Finished, Ints, Move, Moved, Plan, Settings, View
 from harness.scheduling.waves import names
 from harness.seeds import seeded
 
@@ -124,30 +126,39 @@ class Pilot:
 
     # -- the slow loop --------------------------------------------------------------------------
 
-    async def replan(self) -> None:
-        """Decide whether another layout should be up, and bring it up; one plan at a time."""
+    async def replan(self, *, first: bool = False) -> None:
+        """Decide whether another layout should be up, and bring it up; one plan at a time.
+
+        `first`: nothing that is queued is sent before that is decided.
+        """
         if self._planning:
             return self.look()
         self._planning = True
         try:
-            await self._replan()
+            await self._replan(self.fleet.waiting() if first else nullcontext())
         finally:
             self._planning = False
 
-    async def _replan(self) -> None:
+    async def _replan(self, meanwhile: AbstractContextManager[None]) -> None:
         view, entries = self.view()
+        truth, settings = truth_of(entries), self._settings()
+
+        def decide() -> tuple[Forecast, Plan]:
+            expected = foresee(view)
+            return expected, plan(view, expected, self.compute, settings)
+
         begin_ns = self.clock.now_ns()
-        expected = foresee(view)
-        decided = plan(view, expected, self.compute, self._settings())
+        with meanwhile:
+            expected, decided = await think(decide)
         solve_ms = (self.clock.now_ns() - begin_ns) / NS_PER_MS
-        self._tell_forecast(view, expected, entries)
+        self._tell_forecast(view, expected, truth)
         outcome = "taken" if decided.wanted else "stayed"
         if not decided.wanted and decided.best is not None and decided.best != view.layout:
             outcome = "refused"
         self.counts.refused += outcome == "refused"
         try:
             if decided.wanted is not None:
-                in_hindsight = self._would_stay(view, entries)
+                in_hindsight = await self._would_stay(view, truth)
                 made = await self._switch(decided.wanted, decided.assignment)
                 if made.outcome == "switched":
                     self.counts.taken += 1
@@ -219,12 +230,13 @@ class Pilot:
         places = self.fleet.places.values()
         return [at.name for at in places if at.accepting and at.instance not in kept]
 
-    def _would_stay(self, view: View, entries: Sequence[Entry]) -> bool:
+    async def _would_stay(self, view: View, truth: Ints) -> bool:
         """Whether somebody who knows all lengths would not switch: then it is wasted."""
-        if not entries:
+        if not len(truth):
             return False
-        certain = Forecast.certain(truth_of(entries))
-        return plan(view, certain, self.compute, self._settings()).wanted is None
+        certain, settings = Forecast.certain(truth), self._settings()
+        wanted = await think(lambda: plan(view, certain, self.compute, settings).wanted)
+        return wanted is None
 
     # -- the fast loop --------------------------------------------------------------------------
 
@@ -319,10 +331,9 @@ class Pilot:
             },
         )
 
-    def _tell_forecast(self, view: View, expected: Forecast, entries: Sequence[Entry]) -> None:
-        if view.truth is not None or not entries:
+    def _tell_forecast(self, view: View, expected: Forecast, truth: Ints) -> None:
+        if view.truth is not None or not len(truth):
             return
-        truth = truth_of(entries)
         low, high = np.asarray(expected.quantiles((0.1, 0.9))).T
         covered = np.mean((low <= truth) & (truth <= high))
         total, longest = expected.total, expected.longest
@@ -333,7 +344,7 @@ class Pilot:
                 "policy": self.name,
                 "batch": self.batch,
                 "at_s": view.now_s,
-                "open": len(entries),
+                "open": len(truth),
                 "past_batches": expected.past_batches,
                 "total_tokens": total.mid,
                 "total_low_tokens": total.low,
