@@ -95,7 +95,7 @@ class Training(Strict, frozen=True, kw_only=True):
     compute_share: Figure
     """Computing really takes this much of the profile's time."""
     phase_us: Figure
-    """A communication begins: ranks find each other."""
+    """What a rank takes before each communication, beside what it computes."""
     step_fixed_s: Figure
     """A step begins and ends."""
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeVar
 from zlib import crc32
 
-from harness.bench.simulated.exchange import Exchange, Exchanges, Stage, interconnect_of
+from harness.bench.simulated.exchange import Exchange, Exchanges, interconnect_of
 from harness.bench.simulated.foretold import Foretold
 from harness.bench.simulated.march import March, Took
 from harness.bench.simulated.muster import Muster
@@ -125,8 +125,14 @@ class Crew:
 
         async def march() -> dict[Where, Took]:
             self._version = version
-            lead_s = self._world.figures.training.step_fixed_s.value
-            going = March(self._world, self, self.plan(tokens).schedule, round(lead_s * NS_PER_S))
+            figures = self._world.figures.training
+            going = March(
+                self._world,
+                self,
+                self.plan(tokens).schedule,
+                lead_ns=round(figures.step_fixed_s.value * NS_PER_S),
+                finding_ns=round(figures.phase_us.value * NS_PER_US),
+            )
             return await going.run(self._slowness)
 
         return await self._together("step", march)
@@ -160,14 +166,14 @@ class Crew:
 
     def teams(self, phase: Phase) -> Iterator[tuple[tuple[Where, ...], Exchange]]:
         """Yield squads that wait for each other in a phase, and what all times of it are."""
-        phase_us = self._world.figures.training.phase_us.value
-        finding = Stage(round(phase_us * NS_PER_US) * phase.times, 0, ())
         one_way = phase.op == "send_recv"
         for squads, groups in self._teams_of(phase.groups):
-            found = self._exchanges.of(
-                phase.op, groups, phase.bytes, times=phase.times, one_way=one_way
+            yield (
+                squads,
+                self._exchanges.of(
+                    phase.op, groups, phase.bytes, times=phase.times, one_way=one_way
+                ),
             )
-            yield squads, Exchange((finding, *found.stages))
 
     def _teams_of(self, groups: Members) -> Sequence[Team]:
         if groups not in self._teams:

@@ -55,16 +55,21 @@ class _Part:
 
 
 class March:
-    """One step, from now on; `lead_ns` passes before anything else does."""
+    """One step, from now on; `lead_ns` passes before anything else does.
 
-    def __init__(self, world: World, terms: Terms, schedule: Schedule, lead_ns: int) -> None:
+    `finding_ns` is what a rank takes before each communication, beside what it computes.
+    """
+
+    def __init__(
+        self, world: World, terms: Terms, schedule: Schedule, *, lead_ns: int, finding_ns: int
+    ) -> None:
         self._world, self._terms, self._schedule = world, terms, schedule
         self._begin_ns = world.clock.now_ns()
         self._free_ns: dict[Where, int] = {}
         """When each squad is done with what it has done so far."""
         self._computed_ns: dict[Where, int] = {}
         self._communicated_ns: dict[Where, int] = {}
-        self._lead_ns = lead_ns
+        self._lead_ns, self._finding_ns = lead_ns, finding_ns
 
     async def run(self, squads: Iterable[Where]) -> dict[Where, Took]:
         """Return how it went, once the last squad is done."""
@@ -111,7 +116,7 @@ class March:
             part = next(self._programs[squad], None)
             if part is None:
                 continue
-            ready_ns = self._free_ns[squad] + part.gaps_ns[squad]
+            ready_ns = self._free_ns[squad] + self._finding_ns + part.gaps_ns[squad]
             part.ready_ns[squad] = ready_ns
             self._terms.tell(squad, part.index, part.phase, ready_ns, 0)
             if len(part.ready_ns) < len(part.gaps_ns):

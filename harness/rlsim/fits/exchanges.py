@@ -2,14 +2,14 @@
 
 A step of training is chained: what one communication is late by, the next one begins later. So the
 time of each is counted from when its last rank was there to when the last rank is at the next one,
-less what is computed before that.
+less what is computed before that. What each rank takes in between is told by itself.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, zip_longest
+from itertools import groupby, pairwise, zip_longest
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -147,6 +147,7 @@ def phases(measured: Measured) -> Iterator[Row]:
     """Yield the rows of training's communications, and of what surrounds them in a step."""
     if measured.degrees is None or measured.has_rails:
         return
+    yield from _between(measured)
     networks = Networks(measured)
     told = list(_told(measured.rows("phase")))
     for row in measured.rows("rl_step"):
@@ -183,6 +184,25 @@ def _told(rows: Iterable[Stamped]) -> Iterator[_Told]:
         )
 
 
+def _between(measured: Measured) -> Iterator[Row]:
+    """Yield what each node takes from one communication to the next: it computes, and finds it."""
+
+    def place(row: Stamped) -> tuple[str, int, int, int]:
+        return row["node"], row["step"], row["version"], row["index"]
+
+    for before, row in pairwise(sorted(measured.rows("phase"), key=place)):
+        if place(before)[:3] != place(row)[:3] or row["expected_gap_ms"] is None:
+            continue
+        gap_s = row["expected_gap_ms"] / 1e3
+
+        def model(figures: Figures, gap_s: float = gap_s) -> float:
+            return figures[FINDING] / 1e6 + gap_s * figures[COMPUTE]
+
+        took_s = (row["begin_ns"] - before["end_ns"]) * NS
+        needs = (FINDING, COMPUTE) if gap_s else (FINDING,)
+        yield Row("gap", measured.name, round(gap_s, 4), took_s, needs, model)
+
+
 def _phase(measured: Measured, one: _Told, after: _Told | None, wires: Wires) -> Iterator[Row]:
     """Yield one communication, up to the next one of the same nodes, or to its own end."""
     exchange = _exchange(measured, one, wires)
@@ -194,10 +214,11 @@ def _phase(measured: Measured, one: _Told, after: _Told | None, wires: Wires) ->
     computed_s = (times - 1) * one.gap_s + (chained.gap_s if chained else 0.0)
 
     def model(figures: Figures) -> float:
-        finding_s = times * figures[FINDING] / 1e6
+        finding_s = figures[FINDING] / 1e6
         idle_s = finding_s + one.gap_s * figures[COMPUTE]
         exchanged_s = exchange.takes_s(figures, idle_s, times)
-        return finding_s + exchanged_s + computed_s * figures[COMPUTE]
+        found_s = finding_s if chained else 0.0
+        return exchanged_s + found_s + computed_s * figures[COMPUTE]
 
     needs = (FINDING, *exchange.needs, *((COMPUTE,) if computed_s or one.gap_s else ()))
     key: Hashable = (exchange, times, round(computed_s, 5), round(one.gap_s, 5))

@@ -54,9 +54,15 @@ STARTS = 16
 """Solutions are looked for from so many places: a maximum hides figures from one side."""
 FAR = 30.0
 """Times a guess, up and down: where the others are."""
-TOLD_ALONE = (("network.latency_us",), ("control.", "generation."), ("",))
+TOLD_ALONE = (
+    ("network.latency_us",),
+    ("control.", "generation."),
+    ("training.phase_us", "training.compute_share"),
+    ("",),
+)
 """Beginnings of figures' names, in turn: rows that need no others tell them, and all rows that
-come after take them as known. Clocks tell latency, changes tell messages and steering."""
+come after take them as known. Clocks tell latency, changes tell messages and steering, ranks what
+they take between two communications."""
 EVALUATIONS_MAX = 400
 
 
