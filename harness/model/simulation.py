@@ -52,6 +52,8 @@ class Control(Strict, frozen=True, kw_only=True):
     """A switch takes a change and reads it back, beyond the time that its mirrors move."""
     light_ms: Figure
     """From mirrors at rest to light that is told; over a serial line, of each look beside bytes."""
+    hand_ms: Figure = Figure(value=0.0, source="none is stated")
+    """From a change that is decided to its first command: threads take it up."""
     serial_ms: Figure = Figure(value=0.0, source="none is stated")
     """A switch answers so much later over a serial line, beside the bytes that pass it."""
     ssh_ms: Figure = Figure(value=0.0, source="none is stated")

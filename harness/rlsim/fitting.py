@@ -36,6 +36,7 @@ MEASURED_BY: Mapping[str, str] = {
     "control.message_us": "a reconfigure step, or a generate step with layouts",
     "control.steer_us": "a reconfigure step, or an rl step with the fabric rfabric",
     "control.read_ms": "a reconfigure step, or an rl step with the fabric rfabric",
+    "control.hand_ms": "a reconfigure step, or an rl step with the fabric rfabric",
     "control.switch_ms": "a reconfigure step, or an rl step with the fabric rfabric",
     "control.light_ms": "a reconfigure step, or an rl step with the fabric rfabric",
     "control.serial_ms": "a reconfigure step, of a switch at a serial line",

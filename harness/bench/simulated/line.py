@@ -86,7 +86,8 @@ class Line:
         bytes_ns = 0
         if self._byte_ns:
             bytes_ns = reading(self._driver, self.name, circuits).answered[-1] * self._byte_ns
-        self._exchange(QUERY, self._reading_ns + bytes_ns)
+        others_ns = self._others_ns(self._reads_ns)
+        self._exchange(QUERY, self._answer_ns + self._reads_ns + others_ns + bytes_ns, others_ns)
         return Matching(frozenset(circuits))
 
     def connect(self, circuits: Sequence[Circuit]) -> None:
@@ -106,13 +107,14 @@ class Line:
         after = [*({*self.model.circuits()} - {*drop}), *make]
         for exchange in changing(self._driver, self.name, drop, make, after):
             sent_ns = self.now_ns
-            beside_ns = self._answer_ns + self._changes_ns * self.at_once
+            others_ns = self._others_ns(self._changes_ns)
+            beside_ns = self._answer_ns + self._changes_ns + others_ns
             acknowledged_ns = sent_ns + beside_ns + exchange.acknowledged * self._byte_ns
             changes = tuple(self._obeyed(exchange))
             refused += [circuit for change in changes for circuit in change.refused]
             ends_ns = beside_ns + exchange.answered[-1] * self._byte_ns
             try:
-                self._exchange(Answer(b"?", changes, is_query=True), ends_ns)
+                self._exchange(Answer(b"?", changes, is_query=True), ends_ns, others_ns)
             except (LinkLost, DeadlineExpired) as fault:
                 text = f"{self.name}: the outcome of a change is not known: {fault}"
                 raise Indeterminate(text) from fault
@@ -165,10 +167,9 @@ class Line:
 
     # -- what the unit does -------------------------------------------------------------------
 
-    @property
-    def _reading_ns(self) -> int:
-        """What reading the map takes, beside its bytes."""
-        return self._answer_ns + self._reads_ns * self.at_once
+    def _others_ns(self, turn_ns: int) -> int:
+        """Return how long the turns of all others take, where each takes so long."""
+        return turn_ns * (self.at_once - 1)
 
     def break_down(self, faults: Faults) -> None:
         """Have these faults from now on; raises `Misuse` where the unit has no such ports."""
@@ -214,8 +215,12 @@ class Line:
         self._due += [lighting.at_ns for lighting in change.light]
         self.mirrors.carry_out(change, acts_ns)
 
-    def _exchange(self, answer: Answer, takes_ns: int) -> None:
-        """Wait for an answer; raises what comes instead of it."""
+    def _exchange(self, answer: Answer, takes_ns: int, others_ns: int = 0) -> None:
+        """Wait for an answer; raises what comes instead of it.
+
+        `others_ns` of it are others' turns. Half of these pass before its own begins: nobody waits
+        for this unit then.
+        """
         self._open()
         fate = self._fates.of(answer)
         if fate is Fate.LOSE or takes_ns > self._timeout_ns:
@@ -223,6 +228,7 @@ class Line:
             self._is_open = False
             raise DeadlineExpired(f"{self._url}: no answer in time")
         self._wait(takes_ns)
+        self.waited_ns -= others_ns // 2
         if fate is Fate.DIE:
             self._is_dead = True
             self.mirrors.stop(self.now_ns)
@@ -245,7 +251,7 @@ class Line:
                 raise DeadlineExpired(f"{self._url}: open, but the unit does not answer")
             raise LinkLost(f"{self._url}: the device closed the line")
         self._is_open = True
-        self._exchange(QUERY, self._reading_ns)
+        self._exchange(QUERY, self._answer_ns + self._reads_ns)
 
     def _wait(self, duration_ns: int) -> None:
         self.now_ns += duration_ns

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.rlsim.fits.lines import LIGHT, READ, Line, lines_of
+from harness.rlsim.fits.lines import HAND, LIGHT, READ, Line, lines_of
 from harness.rlsim.fits.measured import Measured
 from harness.rlsim.fits.row import Figures, Model, Row
 
@@ -64,9 +64,9 @@ def _reconfigured(measured: Measured, row: Mapping[str, Any]) -> Iterator[Row]:
     if row["overhead_ms"]:
 
         def ours(figures: Figures) -> float:
-            return (figures[MESSAGE] + 2 * figures[STEER]) / 1e6
+            return (figures[MESSAGE] + 2 * figures[STEER]) / 1e6 + figures[HAND] / 1e3
 
-        took_s, needs = row["overhead_ms"] / 1e3, (MESSAGE, STEER)
+        took_s, needs = row["overhead_ms"] / 1e3, (MESSAGE, STEER, HAND)
         yield Row("overhead", measured.name, None, took_s, needs, ours, OURS_SHARE)
 
 
@@ -88,11 +88,12 @@ def _read(measured: Measured, lines: Lines, sent_s: float, left_s: float) -> Row
     """Return when a change was sent: maps are read while traffic leaves, and it waits for both."""
 
     def waited(figures: Figures) -> float:
-        return max(left_s, *(line.reads_s(figures) for line in lines))
+        read_s = max(line.reads_s(figures) for line in lines)
+        return max(left_s, read_s) + figures[HAND] / 1e3
 
     longer = dict.fromkeys(line.longer for line in lines if line.longer)
     key = lines, round(left_s / ALIKE_S)
-    return _row(measured, "read", key, sent_s, waited, READ, *longer)
+    return _row(measured, "read", key, sent_s, waited, READ, HAND, *longer)
 
 
 def _switching(

@@ -18,6 +18,7 @@ from harness.rlsim.fits.measured import Measured
 from harness.rlsim.fits.row import Figures
 
 READ, SWITCH, LIGHT = "control.read_ms", "control.switch_ms", "control.light_ms"
+HAND = "control.hand_ms"
 LONGER = {"serial": "control.serial_ms", "ssh": "control.ssh_ms"}
 """By a unit's URL, what a change takes beside."""
 CLIMB_S = 1e-4
