@@ -2,7 +2,8 @@
 
 A row's model is the very formula of the simulated bench for what was measured; its figures go by
 their dotted names, as in `harness.model.simulation.figures`. Rows that are alike are pooled: their
-median stands for them, so that an outlier counts for nothing.
+mean stands for them, for only means of stages add up to the mean of the whole, but that of what is
+left without the extremes, so that an outlier counts for nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 Figures = Mapping[str, float]
 """By dotted name, such as ``sync.load_fixed_s``; each in its own unit."""
@@ -22,6 +23,8 @@ FLOOR_SHARE = 0.02
 ALONE_SHARE = 0.1
 """How far off a time is that was measured once, as a share of it: nobody knows."""
 NORMAL_OF_MAD = 1.4826
+EXTREME_SHARE = 0.1
+"""At either end."""
 SHORT_S = 1e-4
 """What a scheduler does to any time."""
 
@@ -44,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Pooled:
-    """Rows that are alike; `off_s` is how far their median may be off."""
+    """Rows that are alike; `off_s` is how far their mean may be off."""
 
     kind: str
     runs: tuple[str, ...]
@@ -69,8 +72,10 @@ def pooled(rows: Iterable[Row]) -> list[Pooled]:
 
 
 def _pool(same: list[Row]) -> Pooled:
-    first, times_s = same[0], [row.measured_s for row in same]
-    middle, n = median(times_s), len(times_s)
+    first, times_s = same[0], sorted(row.measured_s for row in same)
+    n = len(times_s)
+    left_out = min(math.ceil(n * EXTREME_SHARE), (n - 1) // 2)
+    middle = fmean(times_s[left_out : n - left_out])
     spread_s = ALONE_SHARE * middle
     if n > 1:
         spread_s = NORMAL_OF_MAD * median(abs(time_s - middle) for time_s in times_s)

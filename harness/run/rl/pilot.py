@@ -39,6 +39,8 @@ from harness.seeds import seeded
 
 FABRIC_NS = 5 * NS_PER_S
 """For circuits to get where they are going; after that, traffic is electrical or as it was."""
+PLANNING_SHARE = 0.2
+"""Of the time at most: what thinks shares a processor, and Python's lock, with all that waits."""
 MOVES_KEPT = 1000
 """Moves that policies are shown: more than any bounded rate makes within a request's rest."""
 GUESS_S = 5.0
@@ -101,7 +103,7 @@ class Pilot:
         self._switches_in: dict[int, int] = {}
         """By the newest batch that was asked for; one before anybody runs is none."""
         self._due = self._planning = False
-        self._index = 0
+        self._index, self._rest_s = 0, 0.0
 
     async def run(self) -> None:
         """Look again and again, as long as the loop goes on."""
@@ -111,8 +113,9 @@ class Pilot:
                 await self.clock.sleep_ns(round(self.step.balance_ms * NS_PER_MS))
                 if self.fleet.changing.locked():
                     continue
+                rested_s = self._now_s() - planned_s
                 if self.policy.plans and (
-                    self._due or self._now_s() - planned_s >= self.step.replan_s
+                    self._due or rested_s >= max(self.step.replan_s, self._rest_s)
                 ):
                     self._due = False
                     await self.replan()
@@ -140,17 +143,19 @@ class Pilot:
             self._planning = False
 
     async def _replan(self, meanwhile: AbstractContextManager[None]) -> None:
-        view, entries = self.view()
-        truth, settings = truth_of(entries), self._settings()
-
-        def decide() -> tuple[Forecast, Plan]:
-            expected = foresee(view)
-            return expected, plan(view, expected, self.compute, settings)
-
-        begin_ns = self.clock.now_ns()
         with meanwhile:
+            await self._settled()
+            view, entries = self.view()
+            truth, settings = truth_of(entries), self._settings()
+
+            def decide() -> tuple[Forecast, Plan]:
+                expected = foresee(view)
+                return expected, plan(view, expected, self.compute, settings)
+
+            begin_ns = self.clock.now_ns()
             expected, decided = await think(decide)
-        solve_ms = (self.clock.now_ns() - begin_ns) / NS_PER_MS
+        solve_ns = self.clock.now_ns() - begin_ns
+        self._rest_s = solve_ns / NS_PER_S * (1 / PLANNING_SHARE - 1)
         self._tell_forecast(view, expected, truth)
         outcome = "taken" if decided.wanted else "stayed"
         if not decided.wanted and decided.best is not None and decided.best != view.layout:
@@ -170,7 +175,12 @@ class Pilot:
             else:
                 self.fleet.assign(decided.assignment)
         finally:
-            self._tell_plan(view, decided, outcome, solve_ms)
+            self._tell_plan(view, decided, outcome, solve_ns / NS_PER_MS)
+
+    async def _settled(self) -> None:
+        """Wait for circuits that are moving: neither plans nor layouts begin meanwhile."""
+        if self.session.fabric is not None:
+            await self.session.fabric.settled(FABRIC_NS)
 
     async def bring_up(self, wanted: Mix) -> None:
         """Bring a layout up, whole, that was not planned: a static one.
@@ -204,8 +214,7 @@ class Pilot:
 
         What earlier plans assigned them to counts no longer: nobody would wait for it in vain.
         """
-        if self.session.fabric is not None:  # no layout begins on circuits that are moving
-            await self.session.fabric.settled(FABRIC_NS)
+        await self._settled()
         going = self._going(wanted)
         self.fleet.refuse(going)
         self.fleet.assign({entry.id: "" for entry in self.entries()} | dict(assignment or {}))
