@@ -32,6 +32,7 @@ switch_ms = { value = 1.5 }
 light_ms = { value = 2.0 }
 serial_ms = { value = 25.0 }
 ssh_ms = { value = 6.0 }
+hand_ms = { value = 0.8 }
 
 [collectives]
 backend = "gloo"

@@ -326,11 +326,12 @@ def test_hops_share_links_max_min_fairly() -> None:
     assert shared["g0", "g2"].link_s == 0
 
 
-def test_rows_that_are_alike_are_told_by_their_median() -> None:
+def test_rows_that_are_alike_are_told_by_the_mean_of_all_but_the_extremes() -> None:
     rows = [
         Row("load", f"run{n % 2}", "same", took, (), lambda _: 1.0)
-        for n, took in enumerate((1.0, 1.1, 0.9, 50.0, 1.0))
+        for n, took in enumerate((1.0, 1.2, 0.8, 50.0, 1.4))
     ]
     (one,) = pooled([*rows, Row("load", "run0", "none", 0.0, (), lambda _: 1.0)])
-    assert (one.n, one.measured_s, one.runs) == (5, 1.0, ("run0", "run1"))
-    assert one.off_s < 0.1
+    assert (one.n, one.runs) == (5, ("run0", "run1"))
+    assert one.measured_s == pytest.approx(1.2)
+    assert one.off_s < 0.3

@@ -98,6 +98,19 @@ def test_a_queue_stays_here_when_seats_are_taken() -> None:
     run_virtually(main())
 
 
+def test_nothing_is_sent_while_somebody_decides_where_it_goes() -> None:
+    async def main() -> None:
+        bench = FakeBench()
+        async with up(bench) as fleet:
+            with fleet.waiting():
+                fleet.add(requests(4))
+                await bench.clock.sleep_ns(NS_PER_S)
+                assert fleet.queued == 4
+            await finished(fleet)
+
+    run_virtually(main())
+
+
 def test_a_reader_is_told_once_where_step_times_are_extrapolated() -> None:
     async def main() -> None:
         bench = FakeBench(1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ from harness.model.load import load_profile
 from harness.model.placement import place
 from harness.model.scenario import Rl
 from harness.run.rl.loop import rl
+from harness.run.rl.pilot import PLANNING_SHARE
 from harness.scheduling.view import Plan, View
 from harness.tasks import beside
-from harness.virtual import run_virtually
+from harness.virtual import VirtualLoop, run_virtually
 from harness.wire.generation import Build, TearDown, UpdateWeights
 from harness.wire.messages import Failure
 from harness.wire.training import TrainStep
@@ -261,6 +264,26 @@ def test_what_an_earlier_plan_assigned_is_not_waited_for(
     _, events = loop(tmp_path, step, requests=requests)
     rows = [(row["layout_to"], row["outcome"]) for row in events.of("parallelism")]
     assert rows == [("2xTP1+1xTP2", "switched"), ("1xTP4", "switched")]
+
+
+def test_plans_that_take_long_are_made_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned_s = []
+
+    def plans(*_: object) -> Plan:
+        now = asyncio.get_running_loop()
+        assert isinstance(now, VirtualLoop)
+        planned_s.append(now.time())
+        now.busy(400 * NS_PER_MS)
+        return Plan(None, "stays", 1.0)
+
+    monkeypatch.setattr("harness.run.rl.pilot.plan", plans)
+    requests = replay(1, 6, 4, lambda step, index: 3000)
+    loop(tmp_path, Rl(steps=1, policies=("proactive",), replan_s=0.3), requests=requests)
+    looks_s = planned_s[2:]  # as the batch begins it is looked at whenever that was
+    assert len(looks_s) > 2
+    assert all(later - one >= 0.4 / PLANNING_SHARE for one, later in pairwise(looks_s))
 
 
 def test_a_layout_that_fails_once_between_policies_is_brought_up_again(tmp_path: Path) -> None:

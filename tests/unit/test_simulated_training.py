@@ -137,9 +137,12 @@ def reckoned_ns(pod: Pod) -> float:
             places = [(f"n{rank // pod.each}", rank % pod.each) for rank in group]
             one_way = phase.op == "send_recv"
             alone_ns = time_ns(phase.op, phase.bytes, places, joined, one_way=one_way)
-            for _ in range(phase.times):
-                ready = [free.get(s, 3e6) + flops[s] / phase.times / per_ns for s in squads]
-                free |= dict.fromkeys(squads, max(ready) + 70_000 + alone_ns)
+            for turn in range(phase.times):
+                found_ns = 0 if turn else 70_000
+                begun = [free.get(s, 3e6) + found_ns for s in squads]
+                gaps = [flops[s] / phase.times / per_ns for s in squads]
+                ready = map(sum, zip(begun, gaps, strict=True))
+                free |= dict.fromkeys(squads, max(ready) + alone_ns)
     ends = [free.get(s, 3e6) + flops / per_ns for s, flops in plan.after.items()]
     return max([*free.values(), *ends])
 

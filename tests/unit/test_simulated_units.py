@@ -111,6 +111,10 @@ def test_units_of_one_machine_answer_in_turn_and_only_those_that_are_asked_count
         for each in done:
             took_ns = each.applied.acknowledged_ns - each.applied.sent_ns
             assert ms_of(took_ns) == pytest.approx(len(units) * CHANGE_MS)
+            others_ms = (len(units) - 1) * CHANGE_MS
+            assert each.light_ns is not None
+            whole_ns = each.light_ns - each.applied.sent_ns
+            assert ms_of(whole_ns - each.device_ns) == pytest.approx(others_ms / 2)
         first, *others = units
         await first.prepare(B)
         await asyncio.gather(*(unit.prepare(A) for unit in others))
@@ -119,6 +123,20 @@ def test_units_of_one_machine_answer_in_turn_and_only_those_that_are_asked_count
         assert ms_of(took_ns) == pytest.approx(CHANGE_MS)
 
     play(body, one_machine=True)
+
+
+def test_a_change_is_handed_over_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    handing = structs.replace(CONTROL, hand_ms=Figure(value=0.3))
+    monkeypatch.setattr("simulated_fabric.CONTROL", handing)
+
+    async def body(small: Small) -> None:
+        unit = small.units["agg0"]
+        await unit.prepare(A)
+        begin_ms = small.now_ms()
+        done = await unit.switch(A)
+        assert ms_of(done.applied.sent_ns) == pytest.approx(begin_ms + 0.3)
+
+    play(body)
 
 
 def line_of(url: str, driver: str = "polatis-scpi", **figures: float) -> Line:

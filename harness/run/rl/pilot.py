@@ -154,7 +154,8 @@ class Pilot:
 
             begin_ns = self.clock.now_ns()
             expected, decided = await think(decide)
-        solve_ns = self.clock.now_ns() - begin_ns
+            solve_ns = self.clock.now_ns() - begin_ns
+            wasted = decided.wanted is not None and await self._would_stay(view, truth)
         self._rest_s = solve_ns / NS_PER_S * (1 / PLANNING_SHARE - 1)
         self._tell_forecast(view, expected, truth)
         outcome = "taken" if decided.wanted else "stayed"
@@ -163,13 +164,12 @@ class Pilot:
         self.counts.refused += outcome == "refused"
         try:
             if decided.wanted is not None:
-                in_hindsight = await self._would_stay(view, truth)
                 made = await self._switch(decided.wanted, decided.assignment)
                 if made.outcome == "switched":
                     self.counts.taken += 1
                     before = self._switches_in.get(self.batch, 0)
                     self._switches_in[self.batch] = before + bool(view.requests.running.any())
-                    self.counts.wasted += in_hindsight
+                    self.counts.wasted += wasted
                 else:
                     outcome = "failed"
             else:
@@ -214,10 +214,10 @@ class Pilot:
 
         What earlier plans assigned them to counts no longer: nobody would wait for it in vain.
         """
-        await self._settled()
         going = self._going(wanted)
         self.fleet.refuse(going)
         self.fleet.assign({entry.id: "" for entry in self.entries()} | dict(assignment or {}))
+        await self._settled()
         made = await self.switches.make(wanted)
         if made.outcome == "refused":
             self.fleet.accept(name for name in going if name in self.fleet.places)
