@@ -53,7 +53,7 @@ class Control(Strict, frozen=True, kw_only=True):
     light_ms: Figure
     """From mirrors at rest to light that is told; over a serial line, of each look beside bytes."""
     hand_ms: Figure = Figure(value=0.0, source="none is stated")
-    """From a change that is decided to its first command: threads take it up."""
+    """From a decision to its first command: each of the units that change at once takes so much."""
     serial_ms: Figure = Figure(value=0.0, source="none is stated")
     """A switch answers so much later over a serial line, beside the bytes that pass it."""
     ssh_ms: Figure = Figure(value=0.0, source="none is stated")

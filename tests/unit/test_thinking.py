@@ -25,7 +25,7 @@ def test_in_virtual_time_a_thought_takes_none_and_nobody_has_a_turn_meanwhile() 
         turns: list[str] = []
         asyncio.get_running_loop().call_soon(turns.append, "another's")
         await think(lambda: turns.append("thought"))
-        return VirtualClock().now_ns(), turns
+        return VirtualClock().now_ns(), list(turns)
 
     assert run_virtually(main()) == (0, ["thought"])
 

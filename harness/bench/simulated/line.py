@@ -58,8 +58,9 @@ class Line:
         self._answer_ns = round(config.timing.answer_ms * NS_PER_MS)
         self._reads_ns = round((control.read_ms.value + longer_ms) * NS_PER_MS)
         self._changes_ns = round((control.switch_ms.value + longer_ms) * NS_PER_MS)
+        self._hand_ns = round(control.hand_ms.value * NS_PER_MS)
         self.at_once = 1
-        """How many lines are spoken over at once that share a machine, with whoever speaks."""
+        """How many units change at once that share a machine, with whoever has them change."""
         light_ns = round(control.light_ms.value * NS_PER_MS)
         self._look_ns, self.told_ns = (light_ns, 0) if self._byte_ns else (0, light_ns)
         """What each look at meters takes, or the last one, once light is there."""
@@ -86,8 +87,7 @@ class Line:
         bytes_ns = 0
         if self._byte_ns:
             bytes_ns = reading(self._driver, self.name, circuits).answered[-1] * self._byte_ns
-        others_ns = self._others_ns(self._reads_ns)
-        self._exchange(QUERY, self._answer_ns + self._reads_ns + others_ns + bytes_ns, others_ns)
+        self._exchange(QUERY, self._answer_ns + self._reads_ns + bytes_ns)
         return Matching(frozenset(circuits))
 
     def connect(self, circuits: Sequence[Circuit]) -> None:
@@ -100,6 +100,7 @@ class Line:
 
     def rewire(self, drop: Sequence[Circuit], make: Sequence[Circuit]) -> Receipt:
         """Drop, make and read back, in as many exchanges as its driver needs."""
+        self.sleep(self._hand_ns * self.at_once / NS_PER_S)
         self._open()
         self._due = []
         sent_ns = acknowledged_ns = self.now_ns
@@ -107,7 +108,7 @@ class Line:
         after = [*({*self.model.circuits()} - {*drop}), *make]
         for exchange in changing(self._driver, self.name, drop, make, after):
             sent_ns = self.now_ns
-            others_ns = self._others_ns(self._changes_ns)
+            others_ns = self._changes_ns * (self.at_once - 1)
             beside_ns = self._answer_ns + self._changes_ns + others_ns
             acknowledged_ns = sent_ns + beside_ns + exchange.acknowledged * self._byte_ns
             changes = tuple(self._obeyed(exchange))
@@ -166,10 +167,6 @@ class Line:
         self.now_ns = max(self.now_ns + CLIMB_NS, min(seen_ns, deadline_ns))
 
     # -- what the unit does -------------------------------------------------------------------
-
-    def _others_ns(self, turn_ns: int) -> int:
-        """Return how long the turns of all others take, where each takes so long."""
-        return turn_ns * (self.at_once - 1)
 
     def break_down(self, faults: Faults) -> None:
         """Have these faults from now on; raises `Misuse` where the unit has no such ports."""

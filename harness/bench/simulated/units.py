@@ -17,7 +17,7 @@ from harness.bench.behaviour import behaviour_of
 from harness.bench.simulated.line import Line
 from harness.bench.simulated.world import World
 from harness.bench.switches import AGAIN_S, PASSING
-from harness.clock import NS_PER_MS, NS_PER_S
+from harness.clock import NS_PER_S
 from harness.seeds import seeded
 
 T = TypeVar("T")
@@ -31,9 +31,7 @@ class Unit:
         self._clock, self._ours = world.clock, world.topology.ours[name]
         unit = behaviour_of(name, self.spec, world.bench.links)
         rng = seeded(world.seed, f"switch {name}")
-        control = world.figures.control
-        self._line = Line(self.spec, unit, control, rng)
-        self._hand_ns = round(control.hand_ms.value * NS_PER_MS)
+        self._line = Line(self.spec, unit, world.figures.control, rng)
         self.mirrors = self._line.mirrors
         self._one_machine = world.figures.one_machine
         self._spoken: set[str] = world.shared.setdefault("lines spoken over", set())
@@ -91,8 +89,6 @@ class Unit:
         prepared, self._prepared = self._prepared, None
         planned = prepared[1] if prepared and prepared[0] == wanted else None
         says = planned is None or bool(planned)
-        if self._hand_ns:
-            await self._clock.sleep_ns(self._hand_ns)
         try:
             return await self._soon(partial(self._switch, wanted, planned), says=says)
         except TimeoutError as error:

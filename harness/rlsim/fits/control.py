@@ -61,13 +61,22 @@ def _reconfigured(measured: Measured, row: Mapping[str, Any]) -> Iterator[Row]:
     sent_s = _took_s(stages, "intent", "command_sent")
     if sent_s and lines:
         yield _read(measured, lines, sent_s, left_s)
-    if row["overhead_ms"]:
+    if row["overhead_ms"] and lines:
+        yield _overhead(measured, lines, row["overhead_ms"] / 1e3)
 
-        def ours(figures: Figures) -> float:
-            return (figures[MESSAGE] + 2 * figures[STEER]) / 1e6 + figures[HAND] / 1e3
 
-        took_s, needs = row["overhead_ms"] / 1e3, (MESSAGE, STEER, HAND)
-        yield Row("overhead", measured.name, None, took_s, needs, ours, OURS_SHARE)
+def _overhead(measured: Measured, lines: Lines, took_s: float) -> Row:
+    """Return what is ours of one: of several units the one that answers last counts."""
+    changed = [line for line in lines if line.changes]
+    needs = dict.fromkeys(
+        (MESSAGE, STEER, HAND, *(name for line in changed for name in line.needs))
+    )
+
+    def ours(figures: Figures) -> float:
+        last = max(changed, key=lambda line: line.takes_s(figures))
+        return (figures[MESSAGE] + 2 * figures[STEER]) / 1e6 + last.idles_s(figures)
+
+    return Row("overhead", measured.name, lines, took_s, (*needs,), ours, OURS_SHARE)
 
 
 def _steered(measured: Measured, stages: Stamps, begin: str) -> Iterator[Row]:
@@ -89,7 +98,7 @@ def _read(measured: Measured, lines: Lines, sent_s: float, left_s: float) -> Row
 
     def waited(figures: Figures) -> float:
         read_s = max(line.reads_s(figures) for line in lines)
-        return max(left_s, read_s) + figures[HAND] / 1e3
+        return max(left_s, read_s) + lines[0].hands_s(figures)
 
     longer = dict.fromkeys(line.longer for line in lines if line.longer)
     key = lines, round(left_s / ALIKE_S)

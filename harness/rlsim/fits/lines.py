@@ -55,9 +55,8 @@ class Line:
     acknowledged_s: float = 0.0
     look: Look | None = None
     """Of a unit at a serial line."""
-    read_at_once: int = 1
-    """How many units are read at once that share a machine, with whoever reads."""
     changed_at_once: int = 1
+    """How many units change at once that share a machine, with whoever has them change."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -67,7 +66,16 @@ class Line:
     def reads_s(self, figures: Figures) -> float:
         """Return how long reading the map takes."""
         own_ms = figures[READ] + (figures[self.longer] if self.longer else 0.0)
-        return self.answer_s + self.read_at_once * own_ms / 1e3 + self.read_s
+        return self.answer_s + own_ms / 1e3 + self.read_s
+
+    def hands_s(self, figures: Figures) -> float:
+        """Return how long a change is handed over before its first command."""
+        return self.changed_at_once * figures[HAND] / 1e3
+
+    def idles_s(self, figures: Figures) -> float:
+        """Return how long nobody waits for the unit: a change is handed over, or others' turn."""
+        others = self.changed_at_once - 1
+        return self.hands_s(figures) + others * self._own_s(figures) / 2
 
     def takes_s(self, figures: Figures) -> float:
         """Return when a change is acknowledged, from its (last) command."""
@@ -88,7 +96,10 @@ class Line:
         return asks_s + light_s + self.look.lit_s
 
     def _beside_s(self, figures: Figures) -> float:
-        return self.changed_at_once * sum(figures[name] for name in self.needs) / 1e3
+        return self.changed_at_once * self._own_s(figures)
+
+    def _own_s(self, figures: Figures) -> float:
+        return sum(figures[name] for name in self.needs) / 1e3
 
 
 def lines_of(
@@ -111,8 +122,8 @@ def lines_of(
         else:
             found.append(_beside(measured, name))
     if measured.one_machine:
-        count, changed = len(found), sum(line.changes for line in found)
-        found = [replace(line, read_at_once=count, changed_at_once=changed) for line in found]
+        changed = sum(line.changes for line in found)
+        found = [replace(line, changed_at_once=changed) for line in found]
     return tuple(dict.fromkeys(found))
 
 

@@ -24,6 +24,7 @@ Floats = NDArray[np.float64]
 HELD_FIRST = (
     "network.latency_us",
     "network.burst_kb",
+    "control.hand_ms",
     "training.phase_us",
     "sync.bucket_us",
     "sync.carry_fixed_s",
