@@ -168,12 +168,10 @@ class Crew:
         """Yield squads that wait for each other in a phase, and what all times of it are."""
         one_way = phase.op == "send_recv"
         for squads, groups in self._teams_of(phase.groups):
-            yield (
-                squads,
-                self._exchanges.of(
-                    phase.op, groups, phase.bytes, times=phase.times, one_way=one_way
-                ),
+            exchange = self._exchanges.of(
+                phase.op, groups, phase.bytes, times=phase.times, one_way=one_way
             )
+            yield squads, exchange
 
     def _teams_of(self, groups: Members) -> Sequence[Team]:
         if groups not in self._teams:

@@ -61,19 +61,17 @@ def _reconfigured(measured: Measured, row: Mapping[str, Any]) -> Iterator[Row]:
     sent_s = _took_s(stages, "intent", "command_sent")
     if sent_s and lines:
         yield _read(measured, lines, sent_s, left_s)
-    if row["overhead_ms"] and lines:
-        yield _overhead(measured, lines, row["overhead_ms"] / 1e3)
+    changed = tuple(line for line in lines if line.changes)
+    if row["overhead_ms"] and changed:
+        yield _overhead(measured, changed, row["overhead_ms"] / 1e3)
 
 
 def _overhead(measured: Measured, lines: Lines, took_s: float) -> Row:
     """Return what is ours of one: of several units the one that answers last counts."""
-    changed = [line for line in lines if line.changes]
-    needs = dict.fromkeys(
-        (MESSAGE, STEER, HAND, *(name for line in changed for name in line.needs))
-    )
+    needs = dict.fromkeys((MESSAGE, STEER, HAND, *(name for line in lines for name in line.needs)))
 
     def ours(figures: Figures) -> float:
-        last = max(changed, key=lambda line: line.takes_s(figures))
+        last = max(lines, key=lambda line: line.takes_s(figures))
         return (figures[MESSAGE] + 2 * figures[STEER]) / 1e6 + last.idles_s(figures)
 
     return Row("overhead", measured.name, lines, took_s, (*needs,), ours, OURS_SHARE)
