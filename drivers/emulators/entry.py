@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from drivers.emulators.config import Ready
+from drivers.emulators.urgent import run_first
 from drivers.errors import Misuse
 
 
@@ -29,9 +30,7 @@ def main(module: str, work: Callable[[Path], None]) -> int:
     path = Path(sys.argv[1])
     with contextlib.suppress(PermissionError):  # already the leader of its own session
         os.setsid()
-    with contextlib.suppress(PermissionError):
-        # A device has a processor of its own: it does not wait for what else this machine does.
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    run_first()
     try:
         work(path)
     except (OSError, Misuse, msgspec.DecodeError) as error:

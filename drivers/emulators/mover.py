@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from drivers.emulators.model import Change, Lighting
+from drivers.emulators.urgent import run_first
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ class Mover:
         self._thread.join()
 
     def _run(self) -> None:
+        run_first()
         _tighten_timers()
         with self._wake:
             while not self._closed:

@@ -63,7 +63,8 @@ def test_dark_times_are_as_drawn(lamp: Lamp, mover: Mover):
     late_ns = sorted(taken.actual_ns - taken.asked_ns for taken in mover.dark_times)
     assert len(late_ns) == 100
     assert late_ns[0] > -1 * MS
-    assert late_ns[50] < 1 * MS  # single ones are late by whatever else a shared machine does
+    assert late_ns[50] < 1 * MS
+    assert late_ns[98] < 5 * MS
 
 
 def test_light_is_gone_before_the_call_returns(lamp: Lamp, mover: Mover):
