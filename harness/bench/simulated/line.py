@@ -56,7 +56,9 @@ class Line:
         self._timeout_ns = round(spec.exchange_timeout_s * NS_PER_S)
         longer_ms = _beyond_tcp_ms(spec.url, control)
         self._answer_ns = round(config.timing.answer_ms * NS_PER_MS)
-        self._reads_ns = round((control.read_ms.value + longer_ms) * NS_PER_MS)
+        reads_ns = round((control.read_ms.value + longer_ms) * NS_PER_MS)
+        self._reading_ns = self._answer_ns + reads_ns
+        """What reading the map takes, beside its bytes."""
         self._changes_ns = round((control.switch_ms.value + longer_ms) * NS_PER_MS)
         self._hand_ns = round(control.hand_ms.value * NS_PER_MS)
         self.at_once = 1
@@ -87,7 +89,7 @@ class Line:
         bytes_ns = 0
         if self._byte_ns:
             bytes_ns = reading(self._driver, self.name, circuits).answered[-1] * self._byte_ns
-        self._exchange(QUERY, self._answer_ns + self._reads_ns + bytes_ns)
+        self._exchange(QUERY, self._reading_ns + bytes_ns)
         return Matching(frozenset(circuits))
 
     def connect(self, circuits: Sequence[Circuit]) -> None:
@@ -100,7 +102,7 @@ class Line:
 
     def rewire(self, drop: Sequence[Circuit], make: Sequence[Circuit]) -> Receipt:
         """Drop, make and read back, in as many exchanges as its driver needs."""
-        self.sleep(self._hand_ns * self.at_once / NS_PER_S)
+        self.now_ns += self._hand_ns * self.at_once
         self._open()
         self._due = []
         sent_ns = acknowledged_ns = self.now_ns
@@ -248,7 +250,7 @@ class Line:
                 raise DeadlineExpired(f"{self._url}: open, but the unit does not answer")
             raise LinkLost(f"{self._url}: the device closed the line")
         self._is_open = True
-        self._exchange(QUERY, self._answer_ns + self._reads_ns)
+        self._exchange(QUERY, self._reading_ns)
 
     def _wait(self, duration_ns: int) -> None:
         self.now_ns += duration_ns
